@@ -10,18 +10,14 @@
  * Superblock and log alone read every damaged byte. The whole daemon reads every STRIDE-th, and hitrain-fsck -y repairs
  * half as many first. HITRAIN_LONG=1: every byte, with three patterns. HITRAIN_SEED=N seeds the random damage.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/resource.h>
 
 #include "mount-helpers/fsck/fsck.h"
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
 enum {
@@ -547,8 +543,4 @@ TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
         ht_dev_close(x[i]);
 }
 
-int main(void)
-{
-    setvbuf(stdout, NULL, _IOLBF, 0); /* so that failures are printed, too */
-    return run_tests("damaged stores", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400);
-}
+RUN_TESTS("damaged stores", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400)

@@ -6,18 +6,14 @@
  * HITRAIN_SCRIPT=N plays one script, counted from 0. HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does
  * fifty times as many.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/engine.h"
 #include "tests/support/memory.h"
 #include "tests/support/recorder.h"
 #include "tests/support/u64_set.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
 enum { DEVICE_BYTES = 12 << 20, SCRIPTS = 12, OPS = 120, STATES = 2400, TIGHT_BYTES = 1200 << 10 };
@@ -91,7 +87,7 @@ TEST_LOOP(every_state_of_a_power_cut_recovers, SCRIPTS)
     unsigned lba = script % 2 ? 512 : 4096;
     char path[64];
     snprintf(path, sizeof(path), "/tmp/hitrain-states-%d.log", (int)getpid());
-    uint8_t *base = malloc(DEVICE_BYTES);
+    uint8_t *base = test_alloc(DEVICE_BYTES);
     struct engine e;
     struct recording rec;
     record_script(&e, path, seed, lba, script % 3 != 0, base);
@@ -102,13 +98,7 @@ TEST_LOOP(every_state_of_a_power_cut_recovers, SCRIPTS)
     ck_assert_uint_eq(bad, 0);
     recording_free(&rec);
     engine_free(&e);
-    free(base);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
-    memory_keep(true);
-    return run_tests("power-cut states of the engine", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
-}
+RUN_TESTS("power-cut states of the engine", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300, .quiet = ERRORS_ONLY,
+          .memory = memory_keep)

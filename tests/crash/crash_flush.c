@@ -10,17 +10,13 @@
  * HITRAIN_DEVICES=N plays with N devices only; HITRAIN_SEED=N begins with other random numbers; HITRAIN_LONG=1 does
  * fifty times as many cuts.
  */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/super.h"
 #include "tiering/txn/txn.h"
@@ -366,7 +362,7 @@ TEST_RANGE(what_was_acknowledged_is_there_after_every_cut, 1, DEVICES_MAX + 1)
     if (setting("HITRAIN_DEVICES", (uint64_t)_i) != (uint64_t)_i)
         return;
     unsigned cuts = getenv("HITRAIN_LONG") ? 50 * CUTS : CUTS, synced = 0;
-    struct fixture *w = malloc(sizeof(*w));
+    struct fixture *w = test_alloc(sizeof(*w));
 
     make_fixture(w, (unsigned)_i, setting("HITRAIN_SEED", 1) * 1000 + (uint64_t)_i);
     for (unsigned n = 0; n < cuts; n++) {
@@ -383,13 +379,7 @@ TEST_RANGE(what_was_acknowledged_is_there_after_every_cut, 1, DEVICES_MAX + 1)
     ht_store_close(w->s);
     for (unsigned i = 0; i < w->devices; i++)
         ht_dev_close(w->dev[i]);
-    free(w);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR - 1);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    memory_keep(true);
-    return run_tests("power cuts beside failing flushes", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
-}
+RUN_TESTS("power cuts beside failing flushes", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300, .quiet = SILENT,
+          .memory = memory_keep)

@@ -5,13 +5,10 @@
  *
  * HITRAIN_LONG=1: torn writes, too. HITRAIN_SEED=N seeds the random states.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/support/fsck_scenario.h"
-#include "tests/support/recorder.h"
 #include "tests/support/u64_set.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
@@ -101,7 +98,4 @@ TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
     states_reported(repairs, flushes, states, images);
 }
 
-int main(void)
-{
-    return run_tests("cut repairs", .timeout_s = 3600);
-}
+RUN_TESTS("cut repairs", .timeout_s = 3600)

@@ -5,18 +5,13 @@
  *
  * HITRAIN_SEED=N flips other bytes.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/support/crash_scenario.h"
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
-#include "tests/support/recorder.h"
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/alloc.h"
 #include "tiering/api/check.h"
@@ -352,10 +347,4 @@ TEST_LOOP(a_cut_format_leaves_the_old_store_or_the_new, 2)
     ck_assert_ptr_null(f.wrong);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
-    memory_keep(true);
-    return run_tests("rot", .timeout_s = 300);
-}
+RUN_TESTS("rot", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

@@ -10,20 +10,15 @@
  * the first content of each scenario and its recording there, as NAME.base and NAME.log, for other programs that read
  * the dm-log-writes format.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "tests/support/background_priv.h"
 #include "tests/support/u64_set.h"
 #include "tests/support/crash_scenario.h"
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
-#include "tests/support/recorder.h"
 #include "tests/support/suite.h"
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
 enum { BAD_MAX = 5, SCRIPTS_MAX = 64, LONG_SEEDS = 100, BACKGROUND_EVERY = 16 };

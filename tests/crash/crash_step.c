@@ -6,17 +6,13 @@
  *
  * HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does fifty times as many.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tests/support/u64_set.h"
 #include "tests/support/harness.h"
 #include "tests/support/memory.h"
-#include "tests/support/recorder.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
 enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2500, SCRIPTS = 12, THREADS = 2 };
@@ -264,10 +260,5 @@ TEST_LOOP(every_state_holds_one_committed_step, SCRIPTS)
     ck_assert_uint_eq(bad, 0);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
-    memory_keep(true);
-    return run_tests("power-cut states of a training run", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400);
-}
+RUN_TESTS("power-cut states of a training run", .timeout_s = getenv("HITRAIN_LONG") ? 7200 : 400, .quiet = ERRORS_ONLY,
+          .memory = memory_keep)

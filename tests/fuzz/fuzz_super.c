@@ -5,7 +5,6 @@
  * and read again. A mount of the store succeeds or is refused.
  */
 #include "tests/fuzz/fuzz.h"
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tiering/base/hash.h"

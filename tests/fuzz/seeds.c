@@ -5,7 +5,6 @@
  */
 #include "optim/rules/kernel.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/support/dev.h"
 #include "tests/support/sample.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tiering/codec/frame.h"

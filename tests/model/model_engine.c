@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_engine.c - long random work on the engine against a simple model, with clean remounts and crashes between. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/support/dev.h"
 #include "tests/support/engine.h"
@@ -45,8 +43,4 @@ TEST_LOOP(random_work_equals_the_model, SEEDS * 4)
     engine_free(&e);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("the engine against a model", .timeout_s = 600);
-}
+RUN_TESTS("the engine against a model", .timeout_s = 600, .memory = memory_keep)

@@ -12,7 +12,6 @@
 #include "tests/unit/optim/step/fixture.h"
 
 #include "tiering/base/event.h"
-#include "tiering/base/log.h"
 
 enum { OPS = 60, FILLERS_MAX = 256 };
 
@@ -292,9 +291,4 @@ TEST_LOOP(a_full_store_keeps_acknowledged_steps, HT_ARRAY_SIZE(configs))
     fixture_close(&w);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    return run_tests("logged steps in a full store", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
-}
+RUN_TESTS("logged steps in a full store", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300, .quiet = ERRORS_ONLY)

@@ -9,8 +9,6 @@
  *
  * HITRAIN_SEED=N draws other operations, and shows the daemon's messages. HITRAIN_LONG=1 draws 50 times as many.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/support/background.h"
 #include "tests/support/harness.h"
@@ -377,7 +375,6 @@ TEST_LOOP(kept_steps_equal_the_model, SEEDS)
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0);
     if (!getenv("HITRAIN_SEED") && !freopen("/dev/null", "w", stderr)) /* the daemon reports each refused name */
         return 1;
     memory_keep(true);

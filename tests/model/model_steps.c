@@ -9,8 +9,6 @@
  */
 #include "tests/unit/optim/step/fixture.h"
 
-#include "tiering/base/log.h"
-
 enum { OPS = 200, LARGE = 40000, CHUNK = HT_SMALL_CHUNK_BYTES };
 
 static const char *const configs[] = {
@@ -375,9 +373,4 @@ TEST_LOOP(logged_steps_equal_the_model, HT_ARRAY_SIZE(configs))
     fixture_close(&w);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    return run_tests("logged steps against a model", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300);
-}
+RUN_TESTS("logged steps against a model", .timeout_s = getenv("HITRAIN_LONG") ? 3600 : 300, .quiet = ERRORS_ONLY)

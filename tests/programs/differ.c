@@ -34,7 +34,6 @@
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "tests/programs/program.h"
 

@@ -17,7 +17,6 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "tests/programs/program.h"
 

@@ -16,7 +16,6 @@
 #include <getopt.h>
 #include <pthread.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/programs/program.h"
 

@@ -12,7 +12,6 @@
 #include <getopt.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "tests/programs/program.h"
 

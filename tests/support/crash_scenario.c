@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* crash_scenario.c - plays a script, remembers the acknowledgements, and compares a state with them. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/support/background.h"
 #include "tests/support/crash_scenario.h"
-#include "tests/support/dev.h"
 #include "tests/support/receive.h"
-#include "tests/support/recorder.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "optim/state/context.h"
 #include "optim/state/redo.h"
@@ -18,7 +14,6 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/journal/journal.h"
-#include "tiering/object/context.h"
 #include "tiering/api/check.h"
 #include "tiering/api/background.h"
 #include "tiering/api/shm.h"

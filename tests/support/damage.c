@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include "fs/ns/records.h"
-#include "tests/support/dev.h"
 #include "tests/support/log_records.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"

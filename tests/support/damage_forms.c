@@ -3,7 +3,6 @@
 #include <check.h>
 
 #include "tests/support/damage.h"
-#include "tests/support/harness.h"
 #include "tiering/api/check.h"
 #include "tiering/api/object.h"
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "tests/support/background.h"
-#include "tests/support/dev.h"
 #include "tests/support/engine.h"
 #include "tests/support/recorder.h"
 #include "tests/support/states.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault_scenario.c - see fault_scenario.h. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "tests/support/background.h"
 #include "tests/support/fault_scenario.h"

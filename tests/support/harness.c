@@ -7,9 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/harness.h"
-#include "tests/support/recorder.h"
 #include "tests/support/states.h"
 #include "tiering/api/keep.h"
 #include "tiering/base/hash.h"

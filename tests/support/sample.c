@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sample.c - a small store with something of everything in it. */
-#include "tests/support/dev.h"
 #include "tests/support/sample.h"
 
 #include <check.h>

@@ -7,20 +7,40 @@
  *         ck_assert(...);
  *     }
  *
- *     int main(void)
- *     {
- *         return run_tests("rename", .timeout_s = 60);
- *     }
+ *     RUN_TESTS("rename", .timeout_s = 60)
  */
 #ifndef HITRAIN_TESTS_SUPPORT_SUITE_H
 #define HITRAIN_TESTS_SUPPORT_SUITE_H
 
 #include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tiering/base/idhash.h"
+#include "tiering/base/log.h"
+
+/* Memory of zeros. Nobody need free it: it stays until the process of the test ends. */
+static inline void *test_alloc(size_t bytes)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static void **all; /* so that it is no leak */
+    static size_t count;
+    void *p = calloc(1, bytes);
+
+    pthread_mutex_lock(&lock);
+    all = realloc(all, (count + 1) * sizeof(*all));
+    ck_assert(p && all);
+    all[count++] = p;
+    pthread_mutex_unlock(&lock);
+    return p;
+}
 
 /* A test runs once for each _i from first up to end, which is not included. signal: ends each run; 0: none does. */
 struct suite_test {
@@ -61,6 +81,14 @@ static inline void suite_add(struct suite_test *added, int signal, int first, in
 /* Each run must end the process by this signal. */
 #define TEST_SIGNAL(name, signal, count) SUITE_TEST(name, signal, 0, count)
 
+/* Until another thread has done its part; a minute is enough for any. */
+#define WAIT_FOR(holds)                                     \
+    do {                                                    \
+        for (unsigned ms = 0; ms < 60000 && !(holds); ms++) \
+            usleep(1000);                                   \
+        ck_assert(holds);                                   \
+    } while (0)
+
 /* HITRAIN_TEST=name runs that test alone: a mutant is looked at by the one that notices it. */
 static inline bool suite_wants(const char *name)
 {
@@ -69,19 +97,29 @@ static inline bool suite_wants(const char *name)
     return !only || strcmp(only, name) == 0;
 }
 
+/* What the tests do not log. */
+enum suite_quiet { ALL_LOGGED, WARNINGS, ERRORS_ONLY, SILENT };
+
 struct suite_options {
     const char *name;
-    int timeout_s;                          /* of each test; 0: that of Check */
+    int timeout_s; /* of each test; 0: that of Check */
+    enum suite_quiet quiet;
+    void (*memory)(bool);                   /* memory_keep: its pages are kept for the next test */
     void (*once)(void);                     /* before all tests, in the process that forks theirs */
     void (*setup)(void), (*teardown)(void); /* around each test, in its process */
 };
 
-/* With the same order in all hash tables each time. For main to return. */
+/* With the same order in all hash tables each time. Lines of a child that fails are not lost. For main to return. */
 static inline int suite_run(const struct suite_options *options)
 {
     Suite *suite = suite_create(options->name);
     TCase *all = tcase_create(options->name);
 
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (options->quiet)
+        ht_log_set_level(HT_LOG_INFO - (int)options->quiet);
+    if (options->memory)
+        options->memory(true);
     if (options->timeout_s)
         tcase_set_timeout(all, options->timeout_s);
     tcase_add_unchecked_fixture(all, options->once, NULL);
@@ -98,7 +136,14 @@ static inline int suite_run(const struct suite_options *options)
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* All tests of the file. For main to return: run_tests("name", .timeout_s = 60, .setup = f). */
+/* All tests of the file, for a main that does more than these. */
 #define run_tests(suite_name, ...) suite_run(&(const struct suite_options){.name = (suite_name), __VA_ARGS__})
+
+/* The program: RUN_TESTS("name", .timeout_s = 60, .setup = f). */
+#define RUN_TESTS(...)                 \
+    int main(void)                     \
+    {                                  \
+        return run_tests(__VA_ARGS__); \
+    }
 
 #endif

@@ -7,10 +7,7 @@
  * HITRAIN_LONG=1 takes every N; else those beyond the first ones are a sample. HITRAIN_FAULT=N looks at one only, and
  * shows messages; HITRAIN_FAULT_KIND=K, too: the row of kinds[], 2 * row, and 1 more for all after it.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/fault_scenario.h"
 #include "tests/support/memory.h"
 #include "tests/support/states.h"
@@ -100,7 +97,6 @@ TEST_LOOP(every_nth_may_fail, 2 * HT_ARRAY_SIZE(kinds))
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0);
     /* the daemon logs each failure, thousands of times */
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr))
         return 1;

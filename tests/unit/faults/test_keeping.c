@@ -9,10 +9,7 @@
  * HITRAIN_LONG=1 takes every N, else those beyond the first ones are a sample. HITRAIN_FAULT=N looks at one only, and
  * shows messages.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/support/receive.h"
 #include "tests/support/states.h"
@@ -77,7 +74,7 @@ static int keep(void)
     return ht_optim_snapshot_by(k.optim, root, "named", &by);
 }
 
-static int clone(void)
+static int clone_model(void)
 {
     return harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0);
 }
@@ -124,7 +121,7 @@ static const struct operation {
 } operations[] = {
     {"a step that is kept", step, give_up},
     {"snapshot", keep, NULL},
-    {"clone", clone, NULL},
+    {"clone", clone_model, NULL},
     {"rollback", go_back, NULL},
     {"a step again under its number", step, give_up},
     {"receive", receive, clean},
@@ -337,7 +334,6 @@ TEST_LOOP(a_failure_changes_nothing_or_is_none, OPERATIONS)
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0);
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr)) /* the daemon logs each failure */
         return 1;
     memory_keep(true);

@@ -7,8 +7,6 @@
  * Points on the way through the kernel need a device that is a file. Without O_DIRECT the test omits them, and reports
  * that. HITRAIN_FAULT=name plays one point, and shows the daemon's messages.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/support/fault_scenario.h"
 #include "tests/support/memory.h"
@@ -104,7 +102,6 @@ TEST_LOOP(each_point_fires_and_costs_no_more_than_it_must, HT_FAULT_COUNT)
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0);
     if (!getenv("HITRAIN_FAULT") && !freopen("/dev/null", "w", stderr))
         return 1;
     return run_tests("points", .timeout_s = 300);

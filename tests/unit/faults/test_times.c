@@ -49,7 +49,4 @@ TEST(a_commit_without_memory_for_times_is_put_off)
     fixture_free(&w);
 }
 
-int main(void)
-{
-    return run_tests("times", .timeout_s = 300);
-}
+RUN_TESTS("times", .timeout_s = 300)

@@ -25,7 +25,7 @@ TEST(a_checkpoint_without_memory_is_put_off)
 
     wrap_pause(true);
     fresh(64, false);
-    ht_obj_put(fill());
+    put_object(fill());
     for (unsigned nth = 1; reached; nth++) {
         remount(); /* buffers are small again */
         wrap_fail(WRAP_MEMORY, nth, true);
@@ -51,9 +51,8 @@ TEST(a_publication_that_has_grown_is_refused_whole)
     fresh(64, false);
     struct ht_obj *o = fill();
     uint64_t oid = ht_obj_id(o);
-    ht_obj_put(o);
     remount(); /* buffers are small again */
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     ck_assert_int_eq(ht_tx_begin(s, ht_obj_pending_bytes(o), &tx), 0);
     for (uint64_t i = 0; i < CHUNKS; i++)
         put_all(o, i * HT_SMALL_CHUNK_BYTES, (const uint8_t *)"x", 1);
@@ -67,10 +66,6 @@ TEST(a_publication_that_has_grown_is_refused_whole)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ck_assert(!ht_store_failed(s));
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
 }
 
-int main(void)
-{
-    return run_tests("transactions", .teardown = done, .timeout_s = 60);
-}
+RUN_TESTS("transactions", .teardown = done, .timeout_s = 60)

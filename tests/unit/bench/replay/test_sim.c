@@ -367,7 +367,4 @@ TEST(a_hundred_thousand_tensors_take_seconds_at_most)
     replay_trace_free(&t);
 }
 
-int main(void)
-{
-    return run_tests("sim");
-}
+RUN_TESTS("sim")

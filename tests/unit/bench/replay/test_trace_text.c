@@ -227,7 +227,4 @@ TEST(many_tensors_and_entries_are_bounded)
     replay_trace_free(&t);
 }
 
-int main(void)
-{
-    return run_tests("trace_text");
-}
+RUN_TESTS("trace_text")

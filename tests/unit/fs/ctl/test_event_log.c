@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring of events: order, wrap, repetition, many writers. Time is the test's own. */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include "fs/ctl/event_log.h"
 #include "fs/ctl/events.h"
 #include "tests/support/suite.h"
@@ -336,7 +333,4 @@ TEST(codes_have_words_of_their_own)
     }
 }
 
-int main(void)
-{
-    return run_tests("event_log", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("event_log", .setup = setup, .teardown = teardown)

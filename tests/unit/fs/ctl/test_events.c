@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader that opens .hitrain/events finds the events that were raised before. */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "fs/ctl/ctl_priv.h"
@@ -86,7 +84,4 @@ TEST(a_reader_does_not_wait_for_ever)
     ck_assert(strstr(words, "an older one") && !strstr(words, "the newest"));
 }
 
-int main(void)
-{
-    return run_tests("events", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("events", .setup = setup, .teardown = teardown)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A feed of lines: where it begins, how much a read gets, and what an error leaves. */
 #include <errno.h>
-#include <string.h>
 
 #include "fs/ctl/feed.h"
 #include "tests/support/suite.h"
@@ -67,7 +66,4 @@ TEST(an_error_is_no_end)
     ck_assert_str_eq(read_at(2, 10), "2\n");
 }
 
-int main(void)
-{
-    return run_tests("feed", .setup = begin, .teardown = end);
-}
+RUN_TESTS("feed", .setup = begin, .teardown = end)

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An open .hitrain/gather: what a write that must wait has written, what a close drops, who waits, shares of users. */
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "fs/ctl/ctl_priv.h"
@@ -291,7 +288,4 @@ TEST(uids_of_containers_share_a_part)
     ht_gather_free(second);
 }
 
-int main(void)
-{
-    return run_tests("gather", .timeout_s = 60, .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("gather", .timeout_s = 60, .setup = setup, .teardown = teardown)

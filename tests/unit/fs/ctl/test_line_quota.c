@@ -42,7 +42,4 @@ TEST(silence_pays_for_the_next_burst)
     ck_assert_uint_eq(hidden, 30 - HT_LINES_AT_ONCE);
 }
 
-int main(void)
-{
-    return run_tests("line_quota");
-}
+RUN_TESTS("line_quota")

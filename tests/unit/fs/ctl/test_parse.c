@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts of clients: an accepted text has its literal meaning, and every other text is refused with a reason. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include "fs/ctl/parse.h"
 #include "tests/support/suite.h"
 
@@ -389,7 +386,4 @@ TEST(paths_stay_below_where_they_begin)
     ck_assert_int_eq(ht_parse_component(&path, &len, name), -ENAMETOOLONG);
 }
 
-int main(void)
-{
-    return run_tests("parse");
-}
+RUN_TESTS("parse")

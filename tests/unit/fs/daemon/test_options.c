@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The command line: every option has the effect that help describes, and a wrong one is refused. */
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mount.h>
 #include "fs/daemon/options.h"
 #include "tests/support/suite.h"
@@ -220,7 +218,4 @@ TEST(help_needs_nothing_else)
     ck_assert(o.version);
 }
 
-int main(void)
-{
-    return run_tests("options");
-}
+RUN_TESTS("options")

@@ -138,8 +138,7 @@ static void prepare(unsigned workers)
 {
     memset(&w, 0, sizeof(w));
     w.hooks.replay_begins = note_replay;
-    fixture_open_as(&w, "adamw lr=1e-2", 1);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2", 1, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_ctl_new(w.s, &ctl), 0);
     ht_ctl_attach(ctl, NULL, w.o);
     setup();
@@ -260,8 +259,4 @@ TEST(an_interrupt_before_a_replay_ends_a_queued_job_once_it_begins)
     expect_answer(wanted, 0);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("interrupt", .teardown = finish, .timeout_s = 300);
-}
+RUN_TESTS("interrupt", .teardown = finish, .timeout_s = 300, .memory = memory_keep)

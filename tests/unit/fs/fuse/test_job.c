@@ -2,7 +2,6 @@
 /* Lanes of jobs without a mount: which job waits for which, how many threads are held, how many bytes are copied. */
 #include <fcntl.h>
 #include <semaphore.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "fs/fuse/fuse_priv.h"
@@ -221,7 +220,4 @@ TEST(what_has_been_written_counts_no_longer)
     ck_assert_int_eq(take(KEY, MIB, &buffered, true), MIB);
 }
 
-int main(void)
-{
-    return run_tests("job", .timeout_s = 120, .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("job", .timeout_s = 120, .setup = setup, .teardown = teardown)

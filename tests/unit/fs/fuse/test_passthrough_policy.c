@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which opens hand a file out. */
 #include <fcntl.h>
-#include <stdlib.h>
 
 #include "fs/fuse/passthrough_policy.h"
 #include "tests/support/suite.h"
@@ -43,7 +42,4 @@ TEST(size)
     ck_assert(ht_passthrough_may_resize(false, 8, 0));
 }
 
-int main(void)
-{
-    return run_tests("passthrough_policy");
-}
+RUN_TESTS("passthrough_policy")

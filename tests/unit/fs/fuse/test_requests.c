@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Workers and jobs without a mount. */
 #include <malloc.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/wrap.h"
@@ -210,7 +208,4 @@ TEST(a_mount_that_ends_drops_no_more_names)
     end_names();
 }
 
-int main(void)
-{
-    return run_tests("requests", .timeout_s = 120, .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("requests", .timeout_s = 120, .setup = setup, .teardown = teardown)

@@ -218,7 +218,4 @@ TEST_SIGNAL(lanes_that_are_broken_end_the_process, SIGABRT, HT_ARRAY_SIZE(wrong)
     ht_job_verify(&fuse);
 }
 
-int main(void)
-{
-    return run_tests("verify");
-}
+RUN_TESTS("verify")

@@ -2,7 +2,6 @@
 /* Attributes, times, access, access lists. */
 #include "fs/ns/ns_priv.h"
 #include "tiering/base/fault.h"
-#include "tiering/api/store.h"
 #include "fixture.h"
 
 static const struct ht_cred cred = {1000, 1001, 0};
@@ -353,7 +352,4 @@ TEST(bad_lists_are_refused)
     FAILS(ht_ns_setxattr(w.ns, file, default_list, a.bytes, a.len, 0), EACCES);
 }
 
-int main(void)
-{
-    return run_tests("attr", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("attr", .teardown = fixture_end, .timeout_s = 300)

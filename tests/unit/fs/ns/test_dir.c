@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading directories: large ones, and while they change. */
 #include "fixture.h"
-#include "tiering/api/store.h"
 
 enum { STEADY = 300 };
 
@@ -207,7 +206,4 @@ TEST(large_directories_work)
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
 }
 
-int main(void)
-{
-    return run_tests("dir", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("dir", .teardown = fixture_end, .timeout_s = 300)

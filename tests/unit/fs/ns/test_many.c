@@ -8,7 +8,6 @@
  *
  *   make LOCKS=1 tests && HITRAIN_TEST_FILES=1000000 build/locks/tests/unit/fs/ns/test_many
  */
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "fixture.h"
@@ -267,7 +266,4 @@ TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
     free(files);
 }
 
-int main(void)
-{
-    return run_tests("many files", .timeout_s = 300);
-}
+RUN_TESTS("many files", .timeout_s = 300)

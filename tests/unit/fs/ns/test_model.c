@@ -4,7 +4,6 @@
  * Outside the two model roots they are the same; below, commit copies one way and abort, crash and remount the other.
  */
 #include "fixture.h"
-#include "tiering/api/store.h"
 
 enum { NODES = 64, ENTRIES = 160, FS_ROOT = 0, ROOT_A = 1, ROOT_B = 2, NAMES = 5, OPENS = 4 };
 
@@ -597,7 +596,4 @@ TEST(single_fsyncs_keep_the_tree_whole)
     }
 }
 
-int main(void)
-{
-    return run_tests("model", .timeout_s = 300);
-}
+RUN_TESTS("model", .timeout_s = 300)

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making and removing names, and the references that keep an inode in memory. */
 #include "fixture.h"
-#include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 
 #include <sys/sysmacros.h>
 
@@ -469,7 +467,4 @@ TEST(a_full_store_takes_no_new_files)
     ht_ns_close(w.ns, file);
 }
 
-int main(void)
-{
-    return run_tests("names", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("names", .teardown = fixture_end, .timeout_s = 300)

@@ -2,9 +2,6 @@
 /* Records: which ones decode, which ones are refused, and logs whose records do not fit together. */
 #include "fs/ns/records.h"
 #include "tests/support/memory.h"
-#include "tiering/base/log.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
 #include "fixture.h"
 
 static uint64_t rnd = 88172645463325252ull;
@@ -389,9 +386,4 @@ TEST(random_logs_mount_or_are_refused)
     ck_assert_uint_gt(mounted, 0);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    memory_keep(true);
-    return run_tests("records", .timeout_s = 300);
-}
+RUN_TESTS("records", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

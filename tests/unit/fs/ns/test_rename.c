@@ -268,7 +268,4 @@ TEST(names_stay_within_their_model_root)
     ck_assert_uint_eq(find(&w, root, "file"), file);
 }
 
-int main(void)
-{
-    return run_tests("rename", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("rename", .teardown = fixture_end, .timeout_s = 300)

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Model roots: pending changes, commit, abort, and fsync of a single file. */
 #include "fixture.h"
-#include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
 
 static const struct ht_cred cred = {1000, 1001, 0};
 
@@ -659,7 +656,4 @@ TEST(the_mounts_root_directory_can_be_a_root)
     expect_text(&w, find(&w, ROOT, "file"), "text");
 }
 
-int main(void)
-{
-    return run_tests("roots", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("roots", .teardown = fixture_end, .timeout_s = 300)

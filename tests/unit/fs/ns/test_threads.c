@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many threads at once, with the store's own: no torn metadata, no deadlock; for the thread sanitizer most of all. */
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "fixture.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
 
 enum { THREADS = 6, STEPS = 4000, NAMES = 12 };
 
@@ -190,7 +186,4 @@ TEST(threads_keep_names_whole)
     fixture_free(&w);
 }
 
-int main(void)
-{
-    return run_tests("threads", .timeout_s = 300);
-}
+RUN_TESTS("threads", .timeout_s = 300)

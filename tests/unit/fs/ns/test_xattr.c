@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Extended attributes and the words of tensors. */
 #include "fixture.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
 
 #include <linux/limits.h>
 
@@ -210,7 +208,4 @@ TEST(an_access_list_of_a_stranger_ends_setgid)
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
 }
 
-int main(void)
-{
-    return run_tests("xattr", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("xattr", .teardown = fixture_end, .timeout_s = 300)

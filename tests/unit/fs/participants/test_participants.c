@@ -169,7 +169,4 @@ TEST(no_thread_calls_participants_that_are_gone)
     threads = false;
 }
 
-int main(void)
-{
-    return run_tests("participants");
-}
+RUN_TESTS("participants")

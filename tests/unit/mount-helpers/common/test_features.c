@@ -23,7 +23,4 @@ TEST(each_known_bit_has_one_row)
     ck_assert_ptr_null(ht_feature_of(HT_FEATURE_REFUSES, UINT64_C(1) << 63));
 }
 
-int main(void)
-{
-    return run_tests("features");
-}
+RUN_TESTS("features")

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How names that any user could have chosen reach a terminal. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "mount-helpers/common/text.h"
 #include "tests/support/suite.h"
@@ -49,7 +46,4 @@ TEST(what_is_no_utf8_is_not)
     expect("\355\240\200", "???"); /* half a pair of UTF-16 */
 }
 
-int main(void)
-{
-    return run_tests("text");
-}
+RUN_TESTS("text")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of the daemon: JSON that other programs wrote is read as it was meant, and everything else is refused. */
-#include <stdlib.h>
 #include "mount-helpers/ctl/ctl.h"
 #include "tests/support/suite.h"
 #include "tiering/base/json.h"
@@ -116,7 +115,4 @@ TEST(any_bytes_come_back)
     free(json);
 }
 
-int main(void)
-{
-    return run_tests("line");
-}
+RUN_TESTS("line")

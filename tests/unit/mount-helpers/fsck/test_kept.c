@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kept steps: what they hold, when they are made and go, what they refuse, what they cost. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/base/log.h"
 
 enum { DEVICE_BYTES = 64 << 20, SMALL_DEVICE_BYTES = 16 << 20, PARAMS = 3, THREADS = 2, NAMES_MAX = 16 };
 
@@ -838,8 +835,4 @@ TEST(names_are_checked)
     ck_assert_int_eq(ht_ns_kept_check_name("v1.0_a:b-c"), 0);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("kept steps", .teardown = finish, .timeout_s = 300);
-}
+RUN_TESTS("kept steps", .teardown = finish, .timeout_s = 300, .quiet = ERRORS_ONLY)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logged steps of a model with names: deleted files, clones, rollbacks. fsck finds nothing after each crash. */
-#include <stdio.h>
 
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"
@@ -187,7 +186,4 @@ TEST(a_rollback_gives_up_steps_that_cannot_be_computed_again)
     ck_assert(harness_model_hash(&k, root, params, PARAMS) == last);
 }
 
-int main(void)
-{
-    return run_tests("logged", .teardown = finish, .timeout_s = 120);
-}
+RUN_TESTS("logged", .teardown = finish, .timeout_s = 120)

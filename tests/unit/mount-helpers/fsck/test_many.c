@@ -3,8 +3,6 @@
  * Logs that repeat one kind of record very often: the time of mounting and checking is proportional to the number of
  * records. The test compares the processor time for one number with that for four times as many.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 #include "fs/ns/records.h"
@@ -169,7 +167,4 @@ TEST_LOOP(time_goes_with_the_number_of_records, HT_ARRAY_SIZE(kinds))
     ck_assert_msg(many < RATIO_MAX * few + 0.1, "%s: %.3f s for %d, %.3f s for %d", kind->name, few, FEW, many, MANY);
 }
 
-int main(void)
-{
-    return run_tests("many", .timeout_s = 100);
-}
+RUN_TESTS("many", .timeout_s = 100)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logs whose records would take memory out of proportion to them: a mount and fsck refuse them before they have it. */
-#include <stdio.h>
 
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/hostile.h"
@@ -85,7 +84,4 @@ TEST_LOOP(programs_write_less_than_the_bound, 3)
     harness_free(&k);
 }
 
-int main(void)
-{
-    return run_tests("mount-helpers/fsck/memory", .timeout_s = 300);
-}
+RUN_TESTS("mount-helpers/fsck/memory", .timeout_s = 300)

@@ -3,14 +3,12 @@
  * The passes of hitrain-fsck on a store in memory: for cases that a file cannot produce, such as read errors, and
  * references that no program would write.
  */
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/dev.h"
 #include "tests/support/log_records.h"
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 
 #define DEVICE_BYTES (64 * HT_MIB)
@@ -302,7 +300,4 @@ TEST(few_malformed_records_have_a_message_each)
     free(r.text);
 }
 
-int main(void)
-{
-    return run_tests("fsck passes", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("fsck passes", .setup = setup, .teardown = teardown)

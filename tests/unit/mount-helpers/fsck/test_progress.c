@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pass that takes long says so, and which one it is; a short one says nothing. */
 #include <poll.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "mount-helpers/fsck/fsck.h"
@@ -60,7 +59,4 @@ TEST(a_short_one_and_one_that_nobody_asked_for_are_not)
     ck_assert(!said_something(0));
 }
 
-int main(void)
-{
-    return run_tests("progress");
-}
+RUN_TESTS("progress")

@@ -6,13 +6,10 @@
  * After every repair the store mounts, and everything that fsck did not report is unchanged. A store that fsck calls
  * clean does mount. HITRAIN_LONG=1: more pairs of damages; HITRAIN_SEED=N.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
-#include "tests/support/dev.h"
 #include "tests/support/fsck_scenario.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
@@ -274,7 +271,7 @@ TEST(json_says_of_each_problem_whether_it_was_repaired)
 TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
 {
     enum { PROBLEMS = 20000, TEXT_BYTES = 1500 };
-    struct ht_fsck *f = calloc(1, sizeof(*f));
+    struct ht_fsck *f = test_alloc(sizeof(*f));
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     char *text = NULL, long_text[TEXT_BYTES + 1];
     size_t text_len = 0;
@@ -303,7 +300,6 @@ TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
     ck_assert_uint_le(count * TEXT_BYTES, HT_FSCK_REPORTED_BYTES_MAX);
     ht_fsck_reported_free(f);
     free(text);
-    free(f);
 }
 
 /*
@@ -526,7 +522,4 @@ TEST(of_any_records_nothing_is_left)
     printf("%u random logs, %u of them clean\n", logs, clean);
 }
 
-int main(void)
-{
-    return run_tests("fsck repairs", .once = fsck_scenario_setup, .timeout_s = 600);
-}
+RUN_TESTS("fsck repairs", .once = fsck_scenario_setup, .timeout_s = 600)

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rollbacks of things unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
-#include "tiering/base/log.h"
 
 enum { DEVICE_BYTES = 64 << 20, PARAMS = 2 };
 
@@ -389,8 +386,4 @@ TEST(rollbacks_beside_threads_that_change_the_model)
     step(9);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("rollback", .teardown = finish, .timeout_s = 300);
-}
+RUN_TESTS("rollback", .teardown = finish, .timeout_s = 300, .quiet = ERRORS_ONLY)

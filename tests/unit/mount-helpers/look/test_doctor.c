@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checks of `hitrainctl doctor` on machines, figures and events that a test makes up. */
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -301,7 +299,4 @@ TEST(a_full_list_keeps_the_worst)
     ck_assert_str_eq(d.finding[HT_DOCTOR_FINDINGS_MAX - 1].remedy, "remedy of 263");
 }
 
-int main(void)
-{
-    return run_tests("doctor", .setup = begin, .teardown = end);
-}
+RUN_TESTS("doctor", .setup = begin, .teardown = end)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The metrics in the text format of Prometheus, and the requests of HTTP clients. */
-#include <stdlib.h>
 
 #include "mount-helpers/look/exposition.h"
 #include "tests/support/suite.h"
@@ -96,7 +95,4 @@ TEST_LOOP(listen_addresses, HT_ARRAY_SIZE(addresses))
     }
 }
 
-int main(void)
-{
-    return run_tests("exposition");
-}
+RUN_TESTS("exposition")

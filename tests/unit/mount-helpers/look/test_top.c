@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The figures and frames of `hitrainctl top`. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "mount-helpers/look/top.h"
 #include "tests/support/suite.h"
@@ -185,7 +183,4 @@ TEST(more_models_than_there_is_room_for)
     ck_assert_ptr_nonnull(strstr(frame(), "(the first 256 models)"));
 }
 
-int main(void)
-{
-    return run_tests("top", .setup = begin);
-}
+RUN_TESTS("top", .setup = begin)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mount options: options of fstab are removed, options of the daemon stay, in order and unchanged. */
-#include <stdlib.h>
 #include "mount-helpers/mount/options.h"
 #include "tests/support/suite.h"
 
@@ -61,7 +60,4 @@ TEST(what_cannot_be_done_is_refused_by_name)
     ht_buf_free(&out);
 }
 
-int main(void)
-{
-    return run_tests("mount options");
-}
+RUN_TESTS("mount options")

@@ -194,8 +194,4 @@ TEST(has_no_bytes_of_a_write_that_failed)
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, 23);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("account", .teardown = done, .timeout_s = 300);
-}
+RUN_TESTS("account", .teardown = done, .timeout_s = 300, .memory = memory_keep)

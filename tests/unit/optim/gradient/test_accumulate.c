@@ -5,8 +5,6 @@
  */
 #include "tests/unit/optim/step/fixture.h"
 
-#include <math.h>
-
 enum { GRADIENTS = 3 };
 
 /* As autograd does: the first is the sum, each other is added to it in f32. */
@@ -58,7 +56,6 @@ static void write_passes(unsigned passes, bool first)
             put_value(g, w.param[at].grad_dtype, 5, -0.0f);
             write_gradient(&w, &w.param[at], g);
             model_add(sum[at], &w.param[at], g, first && k == 0);
-            free(g);
         }
     }
 }
@@ -94,8 +91,7 @@ static const struct {
 TEST_LOOP(sums_are_those_of_autograd, HT_ARRAY_SIZE(plain))
 {
     setenv("HITRAIN_KERNEL", _i & 1 ? "scalar" : "avx2", 1);
-    fixture_open_as(&w, plain[_i].config, (unsigned)_i % 3 + 1);
-    fixture_mixed_params(&w, _i & 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    open_mixed(plain[_i].config, (unsigned)_i % 3 + 1, _i & 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     for (unsigned step = 0; step < 3; step++)
         whole_step(plain[_i].factor);
     struct ht_root_stat st = fixture_stat(&w);
@@ -129,14 +125,12 @@ TEST_LOOP(sums_are_clipped_as_one_gradient, 2)
 
 TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1 accumulate=3", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 skip_nonfinite=1 accumulate=3", 2, HT_SMALL_CHUNK_BYTES);
     write_passes(GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
         put_value(g, w.param[i].grad_dtype, 3, i == 1 ? INFINITY : 1);
         write_gradient(&w, &w.param[i], g);
-        free(g);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_root_stat st = fixture_stat(&w);
@@ -147,8 +141,7 @@ TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
 
 TEST(readers_get_the_last_boundary_until_the_last_gradient)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 accumulate=3", 2, HT_SMALL_CHUNK_BYTES);
     write_passes(GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) /* whatever is being added */
         ck_assert_int_eq(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL), 0);
@@ -225,13 +218,11 @@ TEST_LOOP(partial_applies_what_came, 4)
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).sum_resident_bytes, 0);
     ht_grad_release(g);
-    free(bytes);
 }
 
 TEST_LOOP(abort_and_crash_drop_the_sums, 2)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 accumulate=3", 2, HT_SMALL_CHUNK_BYTES);
     whole_step(1);
     write_passes(2, true);
     if (_i) {
@@ -327,7 +318,6 @@ TEST(space_for_sums_is_reserved_by_the_first_gradient)
     check_all(&w);
     ht_obj_put(filler);
     ht_grad_release(g);
-    free(bytes);
 }
 
 /* By a reset, or by the abort of its first step. */
@@ -389,11 +379,6 @@ TEST(a_failed_addition_can_only_be_aborted)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
     whole_step(1);
-    free(g);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("accumulate", .teardown = teardown, .timeout_s = 300);
-}
+RUN_TESTS("accumulate", .teardown = teardown, .timeout_s = 300, .memory = memory_keep)

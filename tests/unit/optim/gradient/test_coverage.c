@@ -5,9 +5,6 @@
 #include "optim/state/range.h"
 #include "tests/unit/optim/step/holder.h"
 
-#include <math.h>
-#include <unistd.h>
-
 static struct test_param *p;
 static struct ht_grad *g;
 static uint8_t *bytes;
@@ -94,7 +91,6 @@ TEST(rewriting_before_the_flush_counts_once)
     write_ok(0, p->n * 2);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    free(other);
     apply_to_model();
 }
 
@@ -156,8 +152,7 @@ TEST(an_opener_answers_for_what_it_wrote_itself)
     write_ok(0, half);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     write_all(other, half, bytes, end - half);
-    ck_assert_int_eq(ht_grad_flush(other), 0);
-    ht_grad_release(other);
+    close_grad(other);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     apply_to_model();
 }
@@ -213,8 +208,7 @@ TEST(who_writes_too_much_is_refused_alone)
     ck_assert_int_eq(ht_grad_write(other, end, bytes, 4), -EINVAL);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     write_all(other, 0, bytes, end);
-    ck_assert_int_eq(ht_grad_flush(other), 0);
-    ht_grad_release(other);
+    close_grad(other);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     apply_to_model();
 }
@@ -733,8 +727,7 @@ static void *write_part(void *arg)
     pthread_barrier_wait(&all_written);
     if (*rank)
         write_in_pieces(of, *rank);
-    ck_assert_int_eq(ht_grad_flush(of), 0);
-    ht_grad_release(of);
+    close_grad(of);
     return NULL;
 }
 
@@ -756,8 +749,4 @@ TEST(parts_are_written_at_the_same_time)
     pthread_barrier_destroy(&all_written);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("coverage", .teardown = done, .timeout_s = 300);
-}
+RUN_TESTS("coverage", .teardown = done, .timeout_s = 300, .memory = memory_keep)

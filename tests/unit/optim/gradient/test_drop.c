@@ -86,8 +86,7 @@ TEST(an_opener_from_before_takes_nothing_of_others_with_it)
     write_all(other, 0, bytes, 70001); /* still at it */
     ck_assert_int_eq(ht_grad_flush(g), 0);
     write_all(other, 70001, bytes, BYTES - 70001);
-    ck_assert_int_eq(ht_grad_flush(other), 0);
-    ht_grad_release(other);
+    close_grad(other);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     model_step(p);
     check_all(&w);
@@ -298,8 +297,4 @@ TEST_LOOP(beside_writers_of_the_same_parameter, 4)
     race(fixtures[_i].config, fixtures[_i].passes);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("drop", .teardown = done, .timeout_s = 300);
-}
+RUN_TESTS("drop", .teardown = done, .timeout_s = 300, .memory = memory_keep)

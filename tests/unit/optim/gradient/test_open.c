@@ -145,8 +145,4 @@ TEST(a_sparse_one_without_an_object_is_not_counted)
     delete_objects(all, count);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("open", .setup = setup, .teardown = teardown, .timeout_s = 300);
-}
+RUN_TESTS("open", .setup = setup, .teardown = teardown, .timeout_s = 300, .memory = memory_keep)

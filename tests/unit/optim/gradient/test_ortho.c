@@ -157,7 +157,6 @@ static int call_gradient(unsigned i)
         model_gradient(i, g);
         model[i].has_grad = true;
     }
-    free(g);
     return rc;
 }
 
@@ -373,7 +372,4 @@ TEST_LOOP(the_store_orthogonalises_with_the_same_bits_whatever_the_threads, 3)
     close_matrices();
 }
 
-int main(void)
-{
-    return run_tests("ortho", .timeout_s = 300);
-}
+RUN_TESTS("ortho", .timeout_s = 300)

@@ -108,20 +108,19 @@ TEST(without_an_entry_moments_decay)
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = fixture_config(w.config);
-    uint8_t *zeros = calloc(p->n, 4);
+    uint8_t *zeros = test_alloc(p->n * 4);
     put_header(HT_DTYPE_F32, p->n, 0);
     file_len = HEADER;
     send(p, HEADER);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     model_update(p, &c, zeros, 0, p->n, true);
     check_all(&w);
-    free(zeros);
 }
 
 TEST(sums_take_dense_and_sparse_ones)
 {
     struct test_param *p = open_with_param("adamw lr=1e-2 accumulate=3", 2, 70001);
-    float *sum = calloc(p->n, sizeof(float));
+    float *sum = test_alloc(p->n * sizeof(float));
 
     for (unsigned pass = 0; pass < 3; pass++) {
         uint8_t *g = pass == 1 ? random_gradient(&w, p) : make_sparse(p, HT_DTYPE_F32, 10);
@@ -137,7 +136,6 @@ TEST(sums_take_dense_and_sparse_ones)
     struct ht_optim_config c = fixture_config(w.config);
     model_update(p, &c, (const uint8_t *)sum, 0, p->n, true);
     check_all(&w);
-    free(sum);
 }
 
 /* ------------------------------------------------------------------- wrong */
@@ -297,11 +295,9 @@ TEST(a_second_one_in_a_step_is_refused_wholly)
     check_error(&w, p, "belong to this step");
     ht_topk_release(t);
     write_all(dense, 4000, g, p->n * 4 - 4000);
-    ck_assert_int_eq(ht_grad_flush(dense), 0);
-    ht_grad_release(dense);
+    close_grad(dense);
     model_update(p, &c, g, 0, p->n, true);
     commit_and_check();
-    free(g);
 }
 
 TEST(bytes_no_gradient_can_have_are_refused)
@@ -341,8 +337,4 @@ TEST(noise_is_safe)
     }
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("topk", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("topk", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

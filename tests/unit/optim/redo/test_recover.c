@@ -4,14 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/unit/optim/step/fixture.h"
 #include "tests/unit/optim/redo/held.h"
 
-#include "optim/state/context.h"
-#include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/redo.h"
-#include "optim/state/root.h"
 #include "tiering/api/shm.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
@@ -36,8 +31,7 @@ static void train(unsigned steps)
 static void begin(unsigned threads)
 {
     memset(&w, 0, sizeof(w));
-    fixture_open_as(&w, logs, threads);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed(logs, threads, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     train(STEPS);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
@@ -56,8 +50,7 @@ static void wait_and_check(void)
 {
     ht_optim_recovered(w.o);
     ck_assert_uint_eq(fixture_stat(&w).replay_steps, 0);
-    ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
-    check_all(&w);
+    check_all_at(STEPS);
 }
 
 /* ---------------------------------------------------------------- reading */
@@ -86,9 +79,7 @@ TEST(the_next_step_is_read_while_updates_run)
     for (unsigned i = 0; i < 2; i++)
         oid[i] = root->redo.step[i].oid;
     unlock(w.o);
-    for (unsigned ms = 0; ms < 60000 && !resident_bytes(oid[1]); ms++)
-        usleep(1000);
-    ck_assert_uint_gt(resident_bytes(oid[1]), 0);
+    WAIT_FOR(resident_bytes(oid[1]) > 0);
     ck_assert_uint_eq(fixture_stat(&w).replay_steps_left, STEPS - 1);
     go_on();
     wait_and_check();
@@ -543,8 +534,4 @@ TEST_LOOP(a_size_that_comes_late_is_taken_back, 2)
     crash_and_check();
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("recover", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("recover", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

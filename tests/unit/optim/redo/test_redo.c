@@ -249,8 +249,7 @@ TEST(a_number_that_a_client_set_makes_the_next_step_full)
     step_once();
     ck_assert_uint_eq(logged_steps(), 1);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 72);
-    check_all(&w);
+    check_all_at(72);
 }
 
 /* The end of logged steps is announced to the log even if the number is that of the full step again. */
@@ -263,8 +262,7 @@ TEST(setting_the_number_of_the_full_step_announces_the_end_of_logged_ones)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(logged_steps(), 0);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 1);
-    check_all(&w);
+    check_all_at(1);
 }
 
 /* There are never more than a mount accepts, also when the step before is counted and not published yet. */
@@ -327,8 +325,7 @@ TEST_LOOP(incomplete_sums_are_logged, 2)
             memset(some, 60 + (int)step, sizeof(some));
             ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
             ck_assert_int_eq(ht_grad_write(g, 131072 - 4000, some, sizeof(some)), sizeof(some));
-            ck_assert_int_eq(ht_grad_flush(g), 0);
-            ht_grad_release(g);
+            close_grad(g);
             ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
             if (redo)
                 crash_and_mount();
@@ -357,7 +354,6 @@ TEST(a_dropped_sum_is_not_replayed)
     ck_assert_uint_gt(ht_opt_root_find(w.o, ROOT)->redo.used, 0);
     unlock(w.o);
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
-    free(g);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &one), 0);
     step_once();
     ck_assert_uint_eq(logged_steps(), 2);
@@ -537,8 +533,7 @@ TEST_LOOP(a_replay_that_fails_lets_nothing_change, 2)
     ck_assert_msg(strstr(dropped.text, "tries again, up to step 2") != NULL, "event is \"%s\"", dropped.text);
     fixture_unmount(&w);
     fixture_mount(&w); /* the next mount can */
-    ck_assert_uint_eq(fixture_stat(&w).step, 2);
-    check_all(&w);
+    check_all_at(2);
 }
 
 /* -------------------------------------------------------------------- abort */
@@ -558,8 +553,7 @@ TEST(an_abort_returns_to_the_last_logged_step)
         ck_assert_uint_eq(logged_steps(), step - 1);
     }
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 6);
-    check_all(&w);
+    check_all_at(6);
 }
 
 /* They have seen the last logged step, and shall not see an older one. */
@@ -589,10 +583,8 @@ TEST(a_commit_after_a_dropped_step_publishes_the_rest)
     struct ht_obj *file;
 
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
-    uint8_t *g = random_gradient(&w, &w.param[1]);
-    write_gradient(&w, &w.param[1], g);
+    send_random(&w.param[1]);
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
-    free(g);
     attr.oid = ht_store_new_id(w.s);
     ck_assert_int_eq(ht_obj_create(w.s, &attr, &file), 0);
     ck_assert_int_eq(ht_obj_write(file, 0, "cursor", 6), 6);
@@ -616,10 +608,8 @@ TEST(a_commit_after_a_dropped_step_publishes_the_rest)
 TEST(a_dropped_gradient_is_not_replayed)
 {
     two_steps("adamw lr=1e-2 skip_nonfinite=1 redo=on durable_every=100");
-    uint8_t *g = random_gradient(&w, &w.param[1]);
-    write_gradient(&w, &w.param[1], g);
+    send_random(&w.param[1]);
     ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[1].oid, NULL), 0);
-    free(g);
     step_once();
     ck_assert_uint_eq(logged_steps(), 2);
     crash_and_check();
@@ -655,12 +645,10 @@ TEST(a_checkpoint_keeps_logged_steps)
     ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
     step_once();
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 3);
-    check_all(&w);
+    check_all_at(3);
     ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 3);
-    check_all(&w);
+    check_all_at(3);
 }
 
 static atomic_uint beside; /* 0: the checkpoint has not emitted; 1: it waits for a commit; 2: that is durable */
@@ -700,8 +688,7 @@ TEST(a_step_is_logged_beside_a_checkpoint)
     ck_assert_int_eq((intptr_t)rc, 0);
     w.emitting = NULL;
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 4);
-    check_all(&w);
+    check_all_at(4);
 }
 
 static void *end_root(void *arg)
@@ -734,7 +721,6 @@ TEST(a_root_is_deleted_beside_its_commits)
             int rc = n > 0 ? ht_grad_flush(g) : 0;
             (void)rc;
             ht_grad_release(g);
-            free(bytes);
         }
         int rc = ht_optim_commit(w.o, ROOT);
         ck_assert_msg(rc == 0 || rc == -ENOENT || rc == -ESTALE || rc == -EIO, "%d", rc);
@@ -827,8 +813,4 @@ TEST(settings_set_space_aside)
     ck_assert_uint_eq(ht_store_available(w.s), available);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("redo", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("redo", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -124,8 +124,4 @@ TEST(other_files_go_back)
     ht_obj_put(file);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("redo_abort", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("redo_abort", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -10,7 +10,6 @@
 #include "optim/state/context.h"
 #include "optim/state/redo.h"
 #include "optim/state/root.h"
-#include "tiering/base/log.h"
 
 enum { STEPS = 4, FIRST = 70001 };
 
@@ -241,9 +240,4 @@ TEST_LOOP(a_chain_with_a_gap_is_refused, HT_ARRAY_SIZE(chains))
         equals_the_model();
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    memory_keep(true);
-    return run_tests("logged steps that cannot be right", .timeout_s = 300);
-}
+RUN_TESTS("logged steps that cannot be right", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

@@ -3,13 +3,9 @@
  * Very many parameters with gradients of one element each are logged together: a step makes few transactions and few
  * writes, and a crash loses none. HITRAIN_LONG=1 has a hundred thousand. Their images count as they wait for updates.
  */
-#include "tests/unit/optim/step/fixture.h"
 #include "tests/unit/optim/redo/held.h"
 
 #include <unistd.h>
-
-#include "tiering/base/log.h"
-#include "tiering/io/dev.h"
 
 enum { FEW = 1000, MANY = 100000, STEPS = 3, WRITES_MAX = 16 };
 
@@ -54,8 +50,7 @@ static void send(unsigned i, unsigned step)
     ck_assert_ptr_nonnull(obj);
     ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), 0);
     ck_assert_int_eq(ht_grad_write(g, 0, &x, 4), 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     ht_obj_put(obj);
 }
 
@@ -159,10 +154,4 @@ TEST(tiny_gradients_wait_in_memory)
     free(oid);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    memory_keep(true);
-    return run_tests("logged steps of many parameters", .timeout_s = 300);
-}
+RUN_TESTS("logged steps of many parameters", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

@@ -9,8 +9,6 @@
 #include <hitrain/format.h>
 
 #include "optim/rules/sections.h"
-#include "optim/state/param.h"
-#include "optim/state/range.h"
 
 enum { STEPS = 6, FULL = 2 }; /* all parameters have had a gradient in the full step */
 
@@ -332,8 +330,4 @@ TEST(a_range_that_the_parameter_lacks_is_refused)
     }
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("redo parts", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("redo parts", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -559,8 +559,4 @@ TEST(workers_share_the_space_that_is_set_aside)
     ht_obj_put(filler);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("redo_read", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("redo_read", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

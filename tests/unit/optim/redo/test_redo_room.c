@@ -174,9 +174,7 @@ static void lose_reservations(void)
 
 static void wait_until_told(void)
 {
-    for (unsigned ms = 0; ms < 20000 && !told; ms++)
-        usleep(1000);
-    ck_assert_uint_eq(told, 1);
+    WAIT_FOR(told == 1);
     ck_assert_uint_gt(fixture_stat(&w).replay_steps_left, 0);
     ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "delete other files"));
     ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EAGAIN);
@@ -226,8 +224,4 @@ TEST(a_mount_ends_while_a_replay_waits_for_room)
     check(step);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("room for logged steps", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("room for logged steps", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -9,7 +9,6 @@
 #include <hitrain/topk.h>
 
 #include "tiering/base/buf.h"
-#include "tiering/base/log.h"
 #include "tiering/base/sparse.h"
 
 enum { STEPS = 4 };
@@ -133,8 +132,7 @@ TEST(large_ranges_are_logged_without_zeros)
     }
     ck_assert_uint_lt(last_step(&w).at, F32 * 4 * 5 / 8);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 2);
-    check_all(&w);
+    check_all_at(2);
 }
 
 /* A sum of sparse gradients is sparse, too. */
@@ -251,13 +249,8 @@ TEST(a_sparse_piece_that_cannot_be_right_is_refused)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(wrong); i++)
         check_refused(&s, i);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 3);
-    check_all(&w);
+    check_all_at(3);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    memory_keep(true);
-    return run_tests("logged gradients that are mostly zeros", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("logged gradients that are mostly zeros", .teardown = fixture_end, .timeout_s = 300, .quiet = ERRORS_ONLY,
+          .memory = memory_keep)

@@ -202,7 +202,4 @@ TEST(bytes_of_any_kind_are_safe)
     }
 }
 
-int main(void)
-{
-    return run_tests("config");
-}
+RUN_TESTS("config")

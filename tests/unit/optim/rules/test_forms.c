@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* State in 16 and 8 bits: codecs agree bit for bit, codes are the nearest, roundings have no bias and replay. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/rules/forms.h"
 #include "optim/rules/rule.h"
@@ -613,7 +611,4 @@ TEST(bits_do_not_depend_on_windows)
     ck_assert_int_eq(memcmp(whole, pieces, sizeof(whole)), 0);
 }
 
-int main(void)
-{
-    return run_tests("forms", .timeout_s = 300);
-}
+RUN_TESTS("forms", .timeout_s = 300)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel equals the scalar one bit for bit, whatever the values, lengths and addresses; conversions are exact. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "optim/rules/newton_schulz.h"
 #include "optim/rules/rule.h"
@@ -529,7 +528,4 @@ TEST(the_environment_chooses_the_kernel)
 #endif
 }
 
-int main(void)
-{
-    return run_tests("kernel", .timeout_s = 300);
-}
+RUN_TESTS("kernel", .timeout_s = 300)

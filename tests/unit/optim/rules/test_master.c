@@ -4,8 +4,6 @@
  * and strangers' changes included.
  */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/rules/master.h"
 #include "optim/rules/rule.h"
@@ -246,7 +244,4 @@ TEST_LOOP(a_thousand_steps_give_the_bits_of_f32_masters, 2 * HT_ARRAY_SIZE(confi
     ck_assert_uint_ge(ties_seen, grid ? STEPS / 2 : 0);
 }
 
-int main(void)
-{
-    return run_tests("master", .timeout_s = 600);
-}
+RUN_TESTS("master", .timeout_s = 600)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words for ranges of elements: which texts are accepted, and the message for every other text. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/rules/sections.h"
 #include "tests/support/suite.h"
@@ -127,7 +125,4 @@ static void forget(void)
     ht_optim_sections_free(&found);
 }
 
-int main(void)
-{
-    return run_tests("words for ranges of elements", .teardown = forget);
-}
+RUN_TESTS("words for ranges of elements", .teardown = forget)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sets of intervals against an array of flags. */
-#include <stdlib.h>
 
 #include "optim/state/interval_set.h"
 #include "tests/support/suite.h"
@@ -138,7 +137,4 @@ TEST(one_piece_needs_no_memory)
     ck_assert(!ht_interval_set_overlap(&set, 0, 10000) && ht_interval_set_cover(&set, 5, 5));
 }
 
-int main(void)
-{
-    return run_tests("intervals", .timeout_s = 120);
-}
+RUN_TESTS("intervals", .timeout_s = 120)

@@ -9,7 +9,6 @@
 #include <hitrain/redo.h>
 
 #include "optim/rules/sections.h"
-#include "tiering/base/log.h"
 
 static const char *text[PARAMS_MAX]; /* of each parameter's sections, or NULL */
 
@@ -80,7 +79,6 @@ static void step(void)
         uint8_t *g = random_gradient(&w, &w.param[i]);
         write_gradient(&w, &w.param[i], g);
         model_step(&w.param[i], text[i], g);
-        free(g);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
@@ -146,7 +144,6 @@ static void refused(const char *words, const char *why)
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert_msg(strstr(st.error, why) != NULL, "\"%s\" lacks \"%s\"", st.error, why);
     ht_grad_release(g);
-    free(bytes);
 }
 
 TEST(words_that_do_not_fit_refuse_the_gradient)
@@ -174,9 +171,7 @@ TEST(a_frozen_range_cuts_no_block_of_state_in_8_bits)
     uint8_t *bytes = random_gradient(&w, &w.param[3]);
     struct ht_grad *g = open_grad(&w, &w.param[3]);
     write_all(g, 0, bytes, w.param[3].n * 2);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
-    free(bytes);
+    close_grad(g);
 }
 
 /* ------------------------------------------------------------- logged steps */
@@ -193,8 +188,7 @@ TEST_LOOP(steps_with_a_low_beta1_are_logged, 2)
     crash_and_mount();
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_NEAR_G)); /* older programs would not know the kernel */
     ck_assert_str_eq(fixture_stat(&w).error, "");
-    ck_assert_uint_eq(fixture_stat(&w).step, 3);
-    check_all(&w);
+    check_all_at(3);
     step();
     check_all(&w);
 }
@@ -217,8 +211,7 @@ TEST_LOOP(steps_with_sections_are_logged, 2)
     crash_and_mount();
     ck_assert(is_marked(&w, HT_FEAT_REFUSE_SECTIONS)); /* on the device */
     ck_assert_str_eq(fixture_stat(&w).error, "");
-    ck_assert_uint_eq(fixture_stat(&w).step, 6);
-    check_all(&w);
+    check_all_at(6);
     fixture_send(&w, 0, 7, 0);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
@@ -289,8 +282,7 @@ TEST(logged_sections_that_cannot_be_right_are_refused)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(wrong); i++)
         check_refused(&s, i);
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 2);
-    check_all(&w);
+    check_all_at(2);
 }
 
 /* ------------------------------------------------------------------ decide */
@@ -337,7 +329,6 @@ TEST(numbers_of_a_client_have_sections)
         uint8_t *g = random_gradient(&w, &w.param[i]);
         write_gradient(&w, &w.param[i], g);
         model_step(&w.param[i], i ? NULL : words, g);
-        free(g);
     }
     commit_and_check();
     text[0] = NULL;
@@ -350,7 +341,7 @@ TEST(numbers_of_a_client_have_sections)
 TEST(memory_for_ranges_goes_with_their_words)
 {
     enum { RANGES = 2000 };
-    char *many = calloc(RANGES, 24);
+    char *many = test_alloc(RANGES * 24);
     uint64_t bytes[4];
 
     open_as("sgd lr=0.5", 1);
@@ -368,12 +359,7 @@ TEST(memory_for_ranges_goes_with_their_words)
     ck_assert_uint_lt(bytes[2], bytes[0] + 1000);
     ck_assert_uint_eq(bytes[3], bytes[0]);
     fixture_close(&w);
-    free(many);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR - 1);
-    memory_keep(true);
-    return run_tests("numbers for ranges of elements", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("numbers for ranges of elements", .teardown = fixture_end, .timeout_s = 300, .quiet = SILENT,
+          .memory = memory_keep)

@@ -6,7 +6,6 @@
 #include "tests/unit/optim/step/fixture.h"
 
 #include <hitrain/topk.h>
-#include <math.h>
 #include <signal.h>
 
 #include "optim/state/context.h"
@@ -135,8 +134,7 @@ static unsigned range_count(unsigned i)
 
 static void begin(const char *config, unsigned threads)
 {
-    fixture_open_as(&w, config, threads);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed(config, threads, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
 
@@ -327,7 +325,6 @@ TEST(sums_of_several_gradients_are_measured_with_the_last)
                 uint8_t *g = random_gradient(&w, &w.param[i]);
                 write_gradient(&w, &w.param[i], g);
                 add_to((float *)(void *)gradient[i], &w.param[i], g, pass == 0);
-                free(g);
                 ck_assert_uint_eq(measured(i), pass == 2 ? range_count(i) : 0);
             }
             ht_optim_verify(w.o);
@@ -454,8 +451,7 @@ static void *write_and_drop(void *arg)
             if (me->rnd >> 50 & 1)
                 ck_assert_int_eq(ht_grad_flush(g), 0);
         }
-        ck_assert_int_eq(ht_grad_flush(g), 0);
-        ht_grad_release(g);
+        close_grad(g);
         if (again)
             ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
     }
@@ -513,8 +509,4 @@ TEST_SIGNAL(a_kept_sum_that_is_not_its_gradients_ends_the_process, SIGABRT, 2)
     ht_optim_verify(w.o);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("squares", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("squares", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -133,7 +133,6 @@ TEST(of_a_commit_and_an_abort_of_one_step_one_wins)
     pthread_join(thread, NULL);
     ck_assert_uint_le(stale, aborted);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, before + committed);
-    free(g);
     forget_state(p);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
 }
@@ -246,8 +245,4 @@ static void close_fixture(void)
     fixture_close(&w);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("steer", .teardown = close_fixture, .timeout_s = 300);
-}
+RUN_TESTS("steer", .teardown = close_fixture, .timeout_s = 300, .memory = memory_keep)

@@ -362,7 +362,7 @@ static inline uint64_t fixture_hash(struct fixture *w)
 
 static inline uint8_t *random_gradient(struct fixture *w, const struct test_param *p)
 {
-    uint8_t *g = malloc(p->n * 4 + 1);
+    uint8_t *g = test_alloc(p->n * 4 + 1);
 
     for (uint64_t i = 0; i < p->n; i++)
         put_value(g, p->grad_dtype, i, random_value(w) * 3);
@@ -596,6 +596,18 @@ static inline struct test_param *open_with_param(const char *config, unsigned th
     return fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, elements, HT_SMALL_CHUNK_BYTES);
 }
 
+static inline void open_mixed(const char *config, unsigned threads, uint32_t chunk_bytes)
+{
+    fixture_open_as(&w, config, threads);
+    fixture_mixed_params(&w, chunk_bytes);
+}
+
+static inline void close_grad(struct ht_grad *g)
+{
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+}
+
 /* A whole gradient, not into the model. */
 static inline void send_random(const struct test_param *p)
 {
@@ -616,6 +628,12 @@ static inline void step_once(void)
 {
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+static inline void check_all_at(uint64_t step)
+{
+    ck_assert_uint_eq(fixture_stat(&w).step, step);
+    check_all(&w);
 }
 
 static inline void remount(void)

@@ -9,9 +9,7 @@
 
 static inline void wait_until(bool (*holds)(void))
 {
-    for (unsigned ms = 0; !holds() && ms < 60000; ms++)
-        usleep(1000);
-    ck_assert(holds());
+    WAIT_FOR(holds());
 }
 
 struct holder {

@@ -215,7 +215,6 @@ TEST(with_clipping_readers_wait_for_the_decision)
     ck_assert(first_is_readable() && second_is_readable());
     check_all(&w);
     ht_grad_release(g);
-    free(bytes);
 }
 
 /* A skipped step updates nothing: who waited for the decision goes on. */
@@ -226,7 +225,6 @@ TEST(a_skipped_step_lets_readers_go_on)
         uint8_t *g = random_gradient(&w, &w.param[i]);
         put_value(g, HT_DTYPE_F32, 5, NAN);
         write_gradient(&w, &w.param[i], g);
-        free(g);
     }
     parked = (struct parked){.waiter = {.wake = wake}};
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
@@ -244,8 +242,7 @@ TEST(a_refusal_that_needs_no_update_is_made_at_once)
     two_params("adamw lr=1e-2");
     struct ht_grad *g = open_grad(&w, &w.param[0]);
     ck_assert_int_eq(ht_grad_write(g, 0, "\0\0\0\0", 4), 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), -EBUSY);
     check_error(&w, &w.param[0], "first hole");
     ck_assert_int_eq(ht_optim_step_async_by(w.o, ROOT, &by), -ESTALE);
@@ -265,8 +262,7 @@ TEST(a_failed_update_refuses_gradients_until_an_abort)
     step_once();
     uint64_t before = fixture_hash(&w);
     hold_begin(w.param[0].obj, 0);
-    uint8_t *g = random_gradient(&w, &w.param[0]);
-    write_gradient(&w, &w.param[0], g);
+    send_random(&w.param[0]);
     ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     hold_end();
@@ -279,7 +275,6 @@ TEST(a_failed_update_refuses_gradients_until_an_abort)
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(fixture_hash(&w) == before && !fixture_stat(&w).error[0]);
-    free(g);
     step_all(&w);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
@@ -459,7 +454,7 @@ TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint8_t *bytes = calloc(p->n, 4), *g = random_gradient(&w, p);
+    uint8_t *bytes = test_alloc(p->n * 4), *g = random_gradient(&w, p);
     ck_assert_int_eq(ht_obj_read(p->obj, 0, bytes, p->n * 4), (ssize_t)(p->n * 4)); /* brings an image */
     dev_stall_at(w.dev, HT_IO_WRITE, 1);
     struct ht_optim_config c = fixture_config(w.config);
@@ -476,8 +471,6 @@ TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
     dev_stall(w.dev, false);
     ck_assert(shown);
     commit_and_check();
-    free(bytes);
-    free(g);
 }
 
 /* The step fails as a whole, although its parameter was read in between. */
@@ -500,7 +493,6 @@ TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     ck_assert_int_eq(try_gradient(), -EIO);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(fixture_hash(&w) == before);
-    free(g);
 }
 
 static atomic_int invalidations;
@@ -543,8 +535,6 @@ TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
     ck_assert(!reader_was_left);
     ck_assert_uint_eq(fixture_stat(&w).skipped, 1);
     ht_grad_release(g);
-    free(bytes);
-    free(second);
 }
 
 /* Gradients of the next step came while a step was being published. That failed: their rest is welcome. */
@@ -566,15 +556,9 @@ TEST(a_failed_publication_leaves_the_next_step_open)
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
     ht_fault_disarm_all();
     write_all(g, 4000, bytes, w.param[1].n * 4 - 4000);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 3);
-    free(bytes);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("asynchronous steps", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("asynchronous steps", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

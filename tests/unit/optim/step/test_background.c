@@ -52,9 +52,7 @@ static void open_with(unsigned threads)
 
 static void wait_for(const _Atomic unsigned *count, unsigned least)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && *count < least; ms++)
-        usleep(1000);
-    ck_assert_uint_ge(*count, least);
+    WAIT_FOR(*count >= least);
 }
 
 static void make_a_step(void)
@@ -174,8 +172,4 @@ TEST(the_end_of_the_optimizer_waits_for_the_unit_that_runs)
     ck_assert_str_eq(asked.thread, "ht-background");
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("pool of threads", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("pool of threads", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_forms.c - state in 16 and 8 bits: as files of f32, in records, and converted while the model lives. */
-#include "tests/unit/optim/step/fixture.h"
 
 #include "optim/rules/forms.h"
-#include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/root.h"
-#include "tests/support/suite.h"
 #include "tests/unit/optim/redo/logged.h"
 
 enum { PARAMS = 4, ADAMW_STATES = 2 };
@@ -196,7 +192,7 @@ TEST_LOOP(a_part_of_a_block_is_written, 2)
     static const struct {
         uint64_t first, n;
     } parts[] = {{0, 1}, {255, 2}, {300, 100}, {16383, 2}, {16384 - 256, 512}, {70000, 1}, {5, 65530}};
-    float *x = calloc(70001, 4), *got = malloc(70001 * 4);
+    float *x = test_alloc(70001 * 4), *got = test_alloc(70001 * 4);
     unsigned form = form_of(_i ? 16 : 8);
 
     begin(_i ? 16 : 8);
@@ -215,8 +211,6 @@ TEST_LOOP(a_part_of_a_block_is_written, 2)
         read_state(0, 0, at, 3, part);
         ck_assert_int_eq(memcmp(part, x + at, 12), 0);
     }
-    free(x);
-    free(got);
 }
 
 TEST_LOOP(values_that_have_no_such_form_are_refused, 2)
@@ -331,7 +325,7 @@ TEST(a_full_store_keeps_the_form)
     struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES};
     struct ht_obj *filler;
     ck_assert_int_eq(ht_obj_create(w.s, &attr, &filler), 0);
-    void *bytes = malloc(MIB);
+    void *bytes = test_alloc(MIB);
     memset(bytes, 7, MIB);
     while (ht_obj_write(filler, ht_obj_size(filler), bytes, MIB) > 0)
         ;
@@ -345,7 +339,6 @@ TEST(a_full_store_keeps_the_form)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     check_states((unsigned[]){8, 32, 0});
     ht_obj_put(filler);
-    free(bytes);
 }
 
 TEST(words_do_not_change_forms_while_a_step_is_open)
@@ -397,8 +390,7 @@ static void code_model(unsigned i, unsigned bits, uint32_t salt)
 
 static void step_in(unsigned bits)
 {
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     for (unsigned i = 0; i < w.params; i++)
         code_model(i, bits, salt_of(i));
 }
@@ -471,8 +463,7 @@ TEST(a_conversion_ends_the_row_of_logged_steps)
     w.config = config_as("adamw lr=1e-2 redo=on durable_every=10", 16);
     struct ht_optim_config c = fixture_config(w.config);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
     for (unsigned i = 0; i < PARAMS; i++) {
         round_trip(&w.param[i], 0, HT_FORM_BF16, w.param[i].m);
@@ -533,7 +524,4 @@ TEST(an_asynchronous_step_converts)
     check_all(&w);
 }
 
-int main(void)
-{
-    return run_tests("forms", .teardown = end, .timeout_s = 300);
-}
+RUN_TESTS("forms", .teardown = end, .timeout_s = 300)

@@ -9,7 +9,6 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
-#include "tests/support/suite.h"
 
 enum { ELEMENTS = 600000, BLOCK = HT_MASTER_BLOCK };
 
@@ -66,7 +65,7 @@ TEST_LOOP(any_bytes_of_the_file_can_be_read, 2)
 {
     begin("adamw lr=0.01", ELEMENTS, _i ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     step();
-    uint8_t *got = malloc(p->n * 4);
+    uint8_t *got = test_alloc(p->n * 4);
     for (unsigned round = 0; round < 20; round++) {
         uint64_t off = fixture_random(&w) % (p->n * 4), len = fixture_random(&w) % (round % 2 ? 100 : p->n * 4);
         ssize_t want = (ssize_t)ht_min_u64(len, p->n * 4 - off);
@@ -74,7 +73,6 @@ TEST_LOOP(any_bytes_of_the_file_can_be_read, 2)
         ck_assert(!memcmp(got, (const uint8_t *)p->master + off, (size_t)want));
     }
     ck_assert_int_eq(read_master(p->n * 4, got, 1), 0);
-    free(got);
 }
 
 /* Masters of the model between its parameters, other ones than those that are there. */
@@ -296,7 +294,4 @@ TEST(state_with_f32_masters_goes_on)
     ck_assert_uint_eq(fixture_stat(&w).state_bytes, p->n * 12);
 }
 
-int main(void)
-{
-    return run_tests("masters", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("masters", .teardown = fixture_end, .timeout_s = 300)

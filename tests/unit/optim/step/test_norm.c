@@ -5,8 +5,6 @@
  */
 #include "tests/unit/optim/step/fixture.h"
 
-#include <math.h>
-
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 
@@ -77,8 +75,7 @@ static double step_and_factor(double most, double scale)
 
 TEST(a_long_gradient_is_clipped)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 max_grad_norm=2.5", 2, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert_uint_eq(fixture_stat(&w).clipped, 2);
@@ -86,16 +83,14 @@ TEST(a_long_gradient_is_clipped)
 
 TEST(a_short_gradient_is_not)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1000", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 max_grad_norm=1000", 2, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(1000, 1) == 1);
     ck_assert_uint_eq(fixture_stat(&w).clipped, 0);
 }
 
 TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
 {
-    fixture_open_as(&w, "sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(0.001, 1024) < 1.0 / 1024);
 }
 
@@ -104,8 +99,7 @@ TEST(a_scale_alone_defers_nothing)
     struct ht_optim_config c;
     uint8_t *g[PARAMS_MAX];
 
-    fixture_open_as(&w, "adamw lr=1e-2 grad_scale=512", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 grad_scale=512", 2, HT_SMALL_CHUNK_BYTES);
     c = fixture_config(w.config);
     write_all_gradients(g);
     for (unsigned i = 0; i < w.params; i++)
@@ -122,8 +116,7 @@ TEST(readers_see_the_last_boundary_until_the_next)
 {
     uint8_t *g[PARAMS_MAX];
 
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 max_grad_norm=1", 1, HT_SMALL_CHUNK_BYTES);
     write_all_gradients(g);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     for (unsigned i = 0; i < w.params; i++)
@@ -142,8 +135,7 @@ static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel
     uint8_t *g[PARAMS_MAX];
 
     setenv("HITRAIN_KERNEL", kernel, 1);
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", threads);
-    fixture_mixed_params(&w, chunk_bytes);
+    open_mixed("adamw lr=1e-2 max_grad_norm=2.5", threads, chunk_bytes);
     c = fixture_config(w.config);
     for (unsigned i = 0; i < w.params; i++)
         g[i] = random_gradient(&w, &w.param[i]);
@@ -173,8 +165,7 @@ TEST_LOOP(a_step_that_is_not_finite_changes_nothing, 2)
     uint8_t *g[PARAMS_MAX];
     float bad = _i ? INFINITY : NAN;
 
-    fixture_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 skip_nonfinite=1", 2, HT_SMALL_CHUNK_BYTES);
     step_and_factor(0, 1);
     for (unsigned i = 0; i < w.params; i++) {
         g[i] = random_gradient(&w, &w.param[i]);
@@ -192,13 +183,11 @@ TEST_LOOP(a_step_that_is_not_finite_changes_nothing, 2)
 
 TEST(without_the_word_it_goes_into_every_parameter)
 {
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 max_grad_norm=1", 2, HT_SMALL_CHUNK_BYTES);
     for (unsigned i = 0; i < w.params; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
         put_value(g, w.param[i].grad_dtype, 3, i == 0 ? NAN : 1);
         write_gradient(&w, &w.param[i], g);
-        free(g);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert(isnan(fixture_stat(&w).grad_norm));
@@ -218,8 +207,7 @@ TEST(what_is_covered_in_part_counts_in_part)
     uint64_t first = 1000, last = 40000;
     double sum = 0;
     write_all(g, first * 4, bytes, (last - first) * 4);
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     for (uint64_t i = first; i < last; i++) {
         double x = (double)ht_kernel_element(bytes, HT_DTYPE_F32, i);
@@ -235,15 +223,13 @@ TEST(what_is_covered_in_part_counts_in_part)
     model_step(&part, &c, bytes + first * 4, 0.5 / (norm + 1e-6));
     p->t = part.t;
     check_all(&w);
-    free(bytes);
 }
 
 TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
 {
     uint8_t *g[PARAMS_MAX];
 
-    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1e6", 2);
-    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    open_mixed("adamw lr=1e-2 max_grad_norm=1e6", 2, HT_SMALL_CHUNK_BYTES);
     write_all_gradients(g);
     fixture_delete(&w, 0);
     double all = norm_of(g);
@@ -412,8 +398,4 @@ TEST(nothing_waits_for_a_root_that_is_gone)
     ht_store_verify(w.s, false);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("norm", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("norm", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

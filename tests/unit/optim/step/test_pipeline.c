@@ -6,7 +6,6 @@
 #define MODEL_KERNELS (&ht_kernels_scalar)
 #include "tests/unit/optim/step/fixture.h"
 
-#include <math.h>
 #include <sched.h>
 
 #include "optim/state/context.h"
@@ -117,7 +116,7 @@ TEST(a_fast_writer_costs_no_device_traffic)
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, CHUNKS * MIB / 4, HT_CHUNK_BYTES);
     step_all(&w); /* makes the state */
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint8_t *bytes = calloc(CHUNKS, MIB);
+    uint8_t *bytes = test_alloc(CHUNKS * MIB);
     struct ht_grad *g = open_grad(&w, &w.param[0]);
     uint64_t earlier = gradient_writes(&w.param[0]);
     ht_dev_counters(w.dev, &before);
@@ -132,7 +131,6 @@ TEST(a_fast_writer_costs_no_device_traffic)
     ck_assert_uint_le(through, w.dram_bytes);
     ck_assert_uint_lt(after.written_bytes - before.written_bytes, 3ull * CHUNKS * MIB + MIB + through);
     ht_grad_release(g);
-    free(bytes);
 }
 
 enum { KEEP_RANGES = 12, KEEP_ARRAYS = 3 }; /* parameter and two moments */
@@ -187,7 +185,6 @@ TEST_LOOP(a_step_reads_what_does_not_fit_and_no_more, 2)
             ck_assert_uint_le(after.written_bytes - before.written_bytes, rest + luck);
     }
     commit_and_check();
-    free(bytes);
 }
 
 /* Odd pieces in random order; flushes in between freeze whatever is whole. */
@@ -213,8 +210,7 @@ static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
         if (fixture_random(&w) % 4 == 0)
             ck_assert_int_eq(ht_grad_flush(g), 0);
     }
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     free(order);
     free(cut);
 }
@@ -233,7 +229,6 @@ TEST_LOOP(the_order_of_writes_changes_nothing, 4)
             uint8_t *g = random_gradient(&w, &w.param[i]);
             write_shuffled(&w.param[i], g);
             model_update(&w.param[i], &c, g, 0, w.param[i].n, true);
-            free(g);
         }
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
@@ -254,8 +249,7 @@ static void *write_part(void *arg)
 
     for (size_t off = me->begin; off < me->end; off += 40000)
         write_all(g, off, me->bytes, ht_min_u64(40000, me->end - off));
-    ck_assert_int_eq(ht_grad_flush(g), 0);
-    ht_grad_release(g);
+    close_grad(g);
     return NULL;
 }
 
@@ -278,7 +272,6 @@ TEST(several_writers_share_one_gradient)
         for (size_t i = 0; i < 4; i++)
             pthread_join(writer[i].thread, NULL);
         model_update(p, &c, g, 0, p->n, true);
-        free(g);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     check_all(&w);
@@ -426,7 +419,6 @@ TEST(unusual_numbers_pass_through)
             put_value(g, HT_DTYPE_F32, fixture_random(&w) % p->n, odd[i]);
         write_gradient(&w, p, g);
         model_update(p, &c, g, 0, p->n, true);
-        free(g);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     check_all(&w);
@@ -434,8 +426,4 @@ TEST(unusual_numbers_pass_through)
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, STEPS * p->n);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("pipeline", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("pipeline", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -110,8 +110,4 @@ TEST(a_plan_of_steps_with_clipping_ends_with_them)
     ck_assert(comes_plan());
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("planned steps", .teardown = done, .timeout_s = 300);
-}
+RUN_TESTS("planned steps", .teardown = done, .timeout_s = 300, .memory = memory_keep)

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps end as a whole: durable, aborted, or lost in a crash. */
-#include "tests/support/dev.h"
 #include "tests/unit/optim/step/fixture.h"
 #include "tiering/object/context.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <unistd.h>
 
 /* Copies of the model, to go back to. */
@@ -134,7 +131,6 @@ TEST(a_parameter_that_abort_takes_away_is_stale)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_int_eq(ht_grad_write(g, 0, bytes, 4), -ESTALE);
     ht_grad_release(g);
-    free(bytes);
     ht_obj_put(p->obj);
     forget_model(p);
     w.params--;
@@ -298,7 +294,6 @@ TEST(a_partly_covered_parameter_ends_no_step)
     ht_grad_release(g);
     struct ht_optim_config c = fixture_config(w.config);
     model_update(p, &c, bytes, 0, p->n, true);
-    free(bytes);
     commit();
     check_all(&w);
     ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
@@ -328,9 +323,7 @@ TEST_LOOP(partial_updates_exactly_what_is_covered, 3)
             model_update(p, &c, bytes, at, at + n, first);
             first = false;
         }
-        ck_assert_int_eq(ht_grad_flush(g), 0);
-        ht_grad_release(g);
-        free(bytes);
+        close_grad(g);
         commit();
     }
     check_all(&w);
@@ -361,7 +354,6 @@ TEST(hyper_parameters_are_latched_by_the_first_gradient)
         write_gradient(&w, &w.param[i], g);
         ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &fast), 0);
         model_update(&w.param[i], &slow, g, 0, w.param[i].n, true);
-        free(g);
     }
     commit();
     check_all(&w);
@@ -369,7 +361,6 @@ TEST(hyper_parameters_are_latched_by_the_first_gradient)
         uint8_t *g = random_gradient(&w, &w.param[i]);
         write_gradient(&w, &w.param[i], g);
         model_update(&w.param[i], &fast, g, 0, w.param[i].n, true);
-        free(g);
     }
     commit();
     check_all(&w);
@@ -424,7 +415,6 @@ TEST(a_gradient_for_state_of_another_rule_is_refused)
     ck_assert_int_eq(ht_grad_flush(g), -EBUSY);
     check_error(&w, &w.param[0], "another rule");
     ht_grad_release(g);
-    free(bytes);
     step_param(&w, &w.param[1]);
     commit();
     check_all(&w);
@@ -448,7 +438,6 @@ TEST(a_parameter_may_have_its_own_configuration)
     uint8_t *g = random_gradient(&w, &w.param[0]);
     write_gradient(&w, &w.param[0], g);
     model_update(&w.param[0], &own, g, 0, w.param[0].n, true);
-    free(g);
     step_param(&w, &w.param[1]);
     commit();
     check_all(&w);
@@ -467,8 +456,7 @@ TEST(the_step_number_can_be_set)
     ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 7), -EBUSY);
     commit();
     crash_and_mount();
-    ck_assert_uint_eq(fixture_stat(&w).step, 501);
-    check_all(&w);
+    check_all_at(501);
 }
 
 /* ------------------------------------------------------------------ errors */
@@ -507,14 +495,13 @@ TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
     ht_store_log_unreserve(w.s, others);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_grad_release(g);
-    free(bytes);
 }
 
 TEST(a_full_store_still_takes_steps)
 {
     struct ht_obj_attr attr = {.chunk_bytes = HT_CHUNK_BYTES};
     struct ht_obj *filler;
-    uint8_t *junk = calloc(1, MIB);
+    uint8_t *junk = test_alloc(MIB);
     uint64_t end = 0;
 
     w.threads = 2;
@@ -536,7 +523,6 @@ TEST(a_full_store_still_takes_steps)
     }
     check_all(&w);
     ht_obj_put(filler);
-    free(junk);
 }
 
 TEST(a_failed_update_can_only_be_aborted)
@@ -576,7 +562,6 @@ TEST(device_errors_never_leave_half_a_step)
         ht_grad_release(g);
         struct ht_optim_config c = fixture_config(w.config);
         model_update(&w.param[0], &c, bytes, 0, w.param[0].n, true);
-        free(bytes);
         if (!rc)
             rc = ht_optim_commit(w.o, ROOT);
         dev_fail(w.dev, HT_IO_READ, 0, false);
@@ -606,7 +591,6 @@ TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
     ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
     check_error(&w, p, "not as long");
     ht_grad_release(g);
-    free(bytes);
     struct ht_param_desc desc = fixture_desc(p);
     ck_assert_int_eq(ht_grad_open(w.o, &desc, &g), -EINVAL);
     check_error(&w, p, "reset");
@@ -667,7 +651,7 @@ TEST(a_gradient_written_during_a_reset_is_there_or_not)
     two_params();
     struct test_param *p = &w.param[0];
     size_t bytes = p->n * 4;
-    uint8_t *got = malloc(bytes), *nothing = calloc(1, bytes);
+    uint8_t *got = test_alloc(bytes), *nothing = test_alloc(bytes);
     step_and_save();
     gradient = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
@@ -688,8 +672,6 @@ TEST(a_gradient_written_during_a_reset_is_there_or_not)
     }
     ht_grad_release(g);
     free(gradient);
-    free(nothing);
-    free(got);
 }
 
 TEST(after_reset_another_size_is_fine)
@@ -819,8 +801,4 @@ TEST(a_root_ends_with_everything_it_kept)
     ck_assert_uint_eq(fixture_stat(&w).parameters, 0);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("step", .teardown = done, .timeout_s = 300);
-}
+RUN_TESTS("step", .teardown = done, .timeout_s = 300, .memory = memory_keep)

@@ -45,7 +45,6 @@ static void make(void)
     written_range = ht_opt_range_find(param, 1);
     ck_assert(done_range->state == HT_RANGE_DONE && written_range->written.count == 1);
     wait_for_workers();
-    free(bytes);
 }
 
 /* ------------------------------------------------------------------- errors */
@@ -274,8 +273,4 @@ TEST_SIGNAL(a_broken_optimizer_ends_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
     ht_optim_verify(w.o);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("optimizer", .timeout_s = 300);
-}
+RUN_TESTS("optimizer", .timeout_s = 300, .memory = memory_keep)

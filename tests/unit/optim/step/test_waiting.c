@@ -9,7 +9,6 @@
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "tests/support/fault_scenario.h"
-#include "tiering/base/fault.h"
 
 enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
 
@@ -49,8 +48,7 @@ TEST(a_sparse_gradient_leaves_state_in_memory)
             send_random(&w.param[i]);
         struct ht_grad *g = open_grad(&w, &w.param[2]);
         ck_assert_int_eq(ht_grad_write(g, 0, w.param[2].p, 4096), 4096);
-        ck_assert_int_eq(ht_grad_flush(g), 0);
-        ht_grad_release(g);
+        close_grad(g);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     }
     for (unsigned i = 0; i < 2; i++)
@@ -106,7 +104,6 @@ TEST(a_sum_that_fails_is_tried_again_at_the_boundary)
         ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
         if (drops == 0)
             ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[0].oid, NULL), 0);
-        free(g);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
@@ -166,8 +163,4 @@ TEST(no_update_begins_while_a_file_is_published_alone)
     commit_and_check();
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("waiting gradients", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("waiting gradients", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

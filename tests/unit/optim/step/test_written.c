@@ -42,8 +42,7 @@ TEST(a_step_counts_what_was_written_since_the_one_before)
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 700001, HT_CHUNK_BYTES);
     ck_assert_uint_eq(fixture_stat(&w).step_written_bytes, 0);
     for (int i = 0; i < 4; i++) {
-        step_all(&w);
-        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        step_once();
         sum += fixture_stat(&w).step_written_bytes;
     }
     all = ht_scope_written_bytes(w.s, ROOT);
@@ -57,8 +56,7 @@ TEST(a_step_counts_what_was_written_since_the_one_before)
     ck_assert_uint_eq(fixture_stat(&w).step_written_bytes, 0);
     for (unsigned i = 0; i < w.params; i++)
         forget_state(&w.param[i]);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     ck_assert_uint_le(fixture_stat(&w).step_written_bytes, state * 3 / 2);
 }
 
@@ -72,16 +70,13 @@ static uint64_t open_resident(const char *config)
     w.dram_bytes = 64ull * MIB;
     fixture_open_as(&w, config, 2);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB, HT_CHUNK_BYTES);
-    step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_once();
     return ht_scope_written_bytes(w.s, ROOT);
 }
 
 static void wait_until_written(uint64_t bytes)
 {
-    for (unsigned ms = 0; ht_scope_written_bytes(w.s, ROOT) < bytes && ms < 60000; ms++)
-        usleep(1000);
-    ck_assert_uint_ge(ht_scope_written_bytes(w.s, ROOT), bytes);
+    WAIT_FOR(ht_scope_written_bytes(w.s, ROOT) >= bytes);
 }
 
 /* A trainer that computes for long ends no step: the devices need not wait for that. */
@@ -109,10 +104,8 @@ TEST(an_abort_takes_back_what_was_written_early)
     wait_until_written(before + STATE);
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert(fixture_hash(&w) == hash);
-    free(g);
     step_all(&w);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    check_all(&w);
+    commit_and_check();
 }
 
 /* Every third step is durable: what the two before it leave will change. */
@@ -179,8 +172,4 @@ TEST(an_early_write_that_fails_is_no_failure_of_the_step)
     check_all(&w);
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("written", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("written", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_buckets.c - entries are found while their table grows, and a walk meets each once. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/base/buckets.h"
@@ -113,7 +112,4 @@ TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
         ck_assert_ptr_null(*ht_bucket_at(&t, b));
 }
 
-int main(void)
-{
-    return run_tests("buckets", .teardown = teardown);
-}
+RUN_TESTS("buckets", .teardown = teardown)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Buffers grow and keep their errors; readers never pass their end. */
-#include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
@@ -183,7 +182,4 @@ TEST(lists_keep_order_and_allow_removal)
     ck_assert_int_eq(sum, 4);
 }
 
-int main(void)
-{
-    return run_tests("buf");
-}
+RUN_TESTS("buf")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events reach the sink with all they carry; without a sink they are messages. */
-#include <stdlib.h>
 #include <unistd.h>
 #include "tests/support/suite.h"
 #include "tiering/base/event.h"
@@ -65,7 +64,4 @@ TEST(long_names_and_texts_are_cut)
     ck_assert_uint_eq(strlen(got.text), HT_EVENT_TEXT_BYTES - 1);
 }
 
-int main(void)
-{
-    return run_tests("event");
-}
+RUN_TESTS("event")

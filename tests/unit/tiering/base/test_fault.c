@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Armed points fire on the passage they were armed for, and nowhere else. */
-#include <pthread.h>
-#include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
@@ -83,7 +81,4 @@ TEST(names_are_words_and_no_two_are_alike)
     }
 }
 
-int main(void)
-{
-    return run_tests("fault", .setup = ht_fault_disarm_all, .teardown = ht_fault_disarm_all);
-}
+RUN_TESTS("fault", .setup = ht_fault_disarm_all, .teardown = ht_fault_disarm_all)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_idtable.c - an entry is found by its number and by no other, while the table grows and after removals. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/base/idtable.h"
@@ -80,7 +79,4 @@ TEST(numbers_in_a_row_are_spread_at_every_distance)
         }
 }
 
-int main(void)
-{
-    return run_tests("idtable");
-}
+RUN_TESTS("idtable")

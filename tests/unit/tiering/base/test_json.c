@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* JSON always parses, whatever bytes a name holds. */
-#include <stdlib.h>
 #include "tiering/base/json.h"
 #include "tests/support/suite.h"
 
@@ -107,7 +106,4 @@ TEST_LOOP(only_what_json_calls_a_number_is_one, HT_ARRAY_SIZE(values))
     expect(&w, quoted);
 }
 
-int main(void)
-{
-    return run_tests("json");
-}
+RUN_TESTS("json")

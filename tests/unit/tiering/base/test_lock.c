@@ -2,7 +2,6 @@
 /* Locks taken out of their order end the process, in builds that check it; in order they are plain locks. */
 #include <errno.h>
 #include <signal.h>
-#include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"
 #include "tiering/base/lock.h"
@@ -134,7 +133,4 @@ TEST_SIGNAL(a_lock_without_a_rank_ends_the_process, SIGABRT, 1)
 }
 #endif
 
-int main(void)
-{
-    return run_tests("lock", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("lock", .setup = setup, .teardown = teardown)

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages are one whole line each, whatever is in them. */
-#include <stdlib.h>
 #include <unistd.h>
 #include "tests/support/suite.h"
-#include "tiering/base/log.h"
 
 static int saved_stderr, ends[2];
 
@@ -97,7 +95,4 @@ TEST(errno_survives_a_message)
     ck_assert_str_eq(text, "test_log: error: No space left on device\n");
 }
 
-int main(void)
-{
-    return run_tests("log");
-}
+RUN_TESTS("log")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pieces of one size. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/base/pool.h"
@@ -81,7 +80,4 @@ TEST(what_is_put_is_used_again)
     ht_pool_destroy(&p);
 }
 
-int main(void)
-{
-    return run_tests("pool");
-}
+RUN_TESTS("pool")

@@ -76,7 +76,4 @@ TEST(uids_of_a_block_are_one_user)
     ck_assert_uint_ne(ht_quota_group(UINT32_MAX), ht_quota_group(65536));
 }
 
-int main(void)
-{
-    return run_tests("quota");
-}
+RUN_TESTS("quota")

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shards: texts of histories, and tables that move as little as an even share allows. */
-#include <stdlib.h>
-#include <string.h>
 #include "tests/support/suite.h"
 #include "tiering/base/shards.h"
 
@@ -158,7 +156,4 @@ TEST(a_long_history_is_of_smaller_parameters)
     ck_assert(!ht_shards_fit(&s, (1 << 16) + 1));
 }
 
-int main(void)
-{
-    return run_tests("shards");
-}
+RUN_TESTS("shards")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sizes as people write and read them. */
-#include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"
 
@@ -100,7 +99,4 @@ TEST(clocks_run_and_random_bytes_differ)
     ck_assert_uint_gt(ht_wall_ns(), 1600000000ull * 1000000000);
 }
 
-int main(void)
-{
-    return run_tests("size");
-}
+RUN_TESTS("size")

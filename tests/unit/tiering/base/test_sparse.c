@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Entries of elements that are mostly zeros: each array comes back, bit for bit, and wrong entries are refused. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/base/sparse.h"
@@ -111,7 +110,4 @@ TEST(wrong_entries_are_refused)
     ck_assert_int_eq(ht_sparse_decode(entries, 600, 4, back, ELEMENTS * 4), -EUCLEAN);
 }
 
-int main(void)
-{
-    return run_tests("sparse", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("sparse", .setup = setup, .teardown = teardown)

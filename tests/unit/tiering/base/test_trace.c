@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The trace keeps the newest accesses, whole, however many threads write it. */
-#include <pthread.h>
 #include <time.h>
 
 #include "tests/support/suite.h"
@@ -166,7 +165,4 @@ TEST(many_write_and_one_reads)
     ht_trace_free(trace);
 }
 
-int main(void)
-{
-    return run_tests("trace");
-}
+RUN_TESTS("trace")

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
@@ -907,7 +906,4 @@ TEST(images_that_were_protected_before_are_in_the_way)
     ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
 }
 
-int main(void)
-{
-    return run_tests("DRAM tier", .teardown = teardown);
-}
+RUN_TESTS("DRAM tier", .teardown = teardown)

@@ -47,7 +47,4 @@ TEST(a_walk_over_final_images_meets_those_of_all_sets_and_no_others)
     ht_arena_free(a);
 }
 
-int main(void)
-{
-    return run_tests("final");
-}
+RUN_TESTS("final")

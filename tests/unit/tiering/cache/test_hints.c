@@ -52,7 +52,4 @@ TEST(hinted_images_go_after_others)
     ht_arena_free(a);
 }
 
-int main(void)
-{
-    return run_tests("hints");
-}
+RUN_TESTS("hints")

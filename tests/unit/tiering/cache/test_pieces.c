@@ -49,7 +49,4 @@ TEST(a_piece_takes_the_tightest_room)
     ht_arena_free(a);
 }
 
-int main(void)
-{
-    return run_tests("pieces");
-}
+RUN_TESTS("pieces")

@@ -127,7 +127,4 @@ TEST(what_got_no_update_for_many_steps_leaves_the_protected_set)
     ht_arena_free(a);
 }
 
-int main(void)
-{
-    return run_tests("pinned");
-}
+RUN_TESTS("pinned")

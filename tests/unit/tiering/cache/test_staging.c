@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging buffers go to threads in the order of their requests. */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -128,7 +127,4 @@ TEST(a_large_request_beside_a_crowd_is_served_in_turn)
     ht_staging_free(pool);
 }
 
-int main(void)
-{
-    return run_tests("staging", .timeout_s = 2 * PATIENCE_S);
-}
+RUN_TESTS("staging", .timeout_s = 2 * PATIENCE_S)

@@ -26,6 +26,13 @@ static void begin(void)
         slot_of[i] = HT_SLOT_NONE;
 }
 
+static void end(void)
+{
+    if (arena)
+        ht_arena_free(arena);
+    arena = NULL;
+}
+
 /* True: its image was there. */
 static bool use(unsigned thing)
 {
@@ -61,7 +68,7 @@ TEST(passes_over_more_than_fits_hit_the_workingset)
         for (int n = 0; n < 20; n++)
             ck_assert_uint_ge(pass(0, sizes[i]), WORKINGSET_MAX - 1);
         ck_assert_uint_eq(ht_arena_sums(arena)->workingset_bytes, (uint64_t)WORKINGSET_MAX * CHUNK);
-        ht_arena_free(arena);
+        end();
     }
 }
 
@@ -74,7 +81,6 @@ TEST(what_fits_hits_always_after_other_work)
     while (pass(2 * SLOTS, SLOTS * 3 / 4) < SLOTS * 3 / 4)
         ck_assert_uint_lt(++passes, 12);
     ck_assert_uint_eq(pass(2 * SLOTS, SLOTS * 3 / 4), SLOTS * 3 / 4);
-    ht_arena_free(arena);
 }
 
 TEST(one_pass_over_something_else_leaves_the_workingset)
@@ -84,7 +90,6 @@ TEST(one_pass_over_something_else_leaves_the_workingset)
         pass(0, 2 * SLOTS);
     pass(4 * SLOTS, SLOTS);
     ck_assert_uint_ge(pass(0, 2 * SLOTS), WORKINGSET_MAX - 1);
-    ht_arena_free(arena);
 }
 
 TEST(protected_images_take_the_room_of_the_workingset)
@@ -102,7 +107,6 @@ TEST(protected_images_take_the_room_of_the_workingset)
                       (uint64_t)WORKINGSET_MAX * CHUNK);
     for (unsigned i = 0; i < SLOTS / 2; i++)
         ck_assert(use(8 * SLOTS + i));
-    ht_arena_free(arena);
 }
 
 TEST(by_force_all_may_go)
@@ -115,7 +119,6 @@ TEST(by_force_all_may_go)
             ht_arena_set_dirty(arena, slot_of[i], true);
     ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     ck_assert_uint_ne(ht_arena_get(arena, CHUNK, HT_ARENA_FORCE, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
-    ht_arena_free(arena);
 }
 
 static void dirty(unsigned thing)
@@ -138,7 +141,6 @@ TEST(scratch_presses_only_when_room_was_short)
     ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     ck_assert(ht_arena_under_pressure(arena));
     ck_assert(ht_arena_presses(arena, slot_of[0], false));
-    ht_arena_free(arena);
 }
 
 TEST(what_passes_has_room)
@@ -164,10 +166,6 @@ TEST(dirty_images_of_the_workingset_do_not_press)
         }
     ck_assert_uint_eq(workingset, WORKINGSET_MAX);
     ck_assert(!ht_arena_under_pressure(arena));
-    ht_arena_free(arena);
 }
 
-int main(void)
-{
-    return run_tests("workingset");
-}
+RUN_TESTS("workingset", .teardown = end)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_codec.c - which sizes each codec may have, on a table. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/codec/codec.h"
@@ -57,7 +56,4 @@ TEST_LOOP(every_case, HT_ARRAY_SIZE(cases))
     ck_assert_msg(ht_codec_sizes_valid(&c->sizes) == c->valid, "%s", c->what);
 }
 
-int main(void)
-{
-    return run_tests("codec");
-}
+RUN_TESTS("codec")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_frame.c - compressed frames: which chunks are compressed, what comes back, and what the decoder refuses. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tests/unit/tiering/codec/content.h"
@@ -250,7 +249,4 @@ TEST(more_bytes_than_there_are_are_refused)
     ck_assert_uint_eq(back[0], GUARD);
 }
 
-int main(void)
-{
-    return run_tests("frame", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("frame", .setup = setup, .teardown = teardown)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_planes.c - planes of elements of all sizes, and what a sample shows, on a table. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tests/unit/tiering/codec/content.h"
@@ -58,7 +57,4 @@ TEST_LOOP(planes_hold_bytes_of_equal_rank_and_join_again, 3)
     }
 }
 
-int main(void)
-{
-    return run_tests("planes");
-}
+RUN_TESTS("planes")

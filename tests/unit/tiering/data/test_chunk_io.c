@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_chunk_io.c - moves a chunk's bytes to a device and back, and fails in each possible way. */
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/data/fixture.h"
 #include "tiering/base/event.h"
 #include "tiering/object/deferred_free.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/chunk_io.h"
 
 enum { BYTES = 100000 };
 
@@ -275,7 +273,4 @@ TEST(without_any_place_the_chunk_keeps_its_reference)
         dev_fail(s->dev[i], HT_IO_WRITE, 0, false);
 }
 
-int main(void)
-{
-    return run_tests("chunk_io", .setup = start, .teardown = end);
-}
+RUN_TESTS("chunk_io", .setup = start, .teardown = end)

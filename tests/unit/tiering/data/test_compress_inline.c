@@ -3,7 +3,6 @@
  * test_compress_inline.c - threads that write new content compress it, and nothing that reads or changes it sees a
  * difference but the space.
  */
-#include "tiering/object/context.h"
 
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -86,7 +85,6 @@ static void setup(void)
 
 static void teardown(void)
 {
-    ht_obj_put(obj);
     done();
     free(content);
     fixture_shm_bytes = 0;
@@ -94,9 +92,9 @@ static void teardown(void)
 
 static void begin_again(void (*how)(void))
 {
-    ht_obj_put(obj);
+    put_object(obj);
     how();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
 }
 
@@ -146,7 +144,7 @@ static void forbid(void)
 
 static void take_scope(void)
 {
-    ht_obj_put(obj);
+    put_object(obj);
     obj = object_that_may(77);
     oid = ht_obj_id(obj);
 }
@@ -265,7 +263,6 @@ TEST(a_full_store_takes_more)
     ht_obj_evict(big);
     for (uint64_t off = 0; off < at; off += MIB)
         expect(big, off, content, MIB);
-    ht_obj_put(big);
 }
 
 /* With measured rates: whatever they say, the content is the same. */
@@ -299,7 +296,4 @@ TEST(a_quota_of_processor_time_counts)
     ck_assert_uint_eq(engine_figure("recompress", "inline_chunks"), 0);
 }
 
-int main(void)
-{
-    return run_tests("compress", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("compress", .setup = setup, .teardown = teardown, .timeout_s = 120)

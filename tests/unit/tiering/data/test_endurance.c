@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a store counts as written: in a day, beside its budget, and for a scope. */
 #include <stdatomic.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/event.h"
@@ -48,7 +46,7 @@ static void write_synced(unsigned mib, uint64_t scope)
         ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     else
         ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 TEST(all_that_devices_take_counts_for_the_day)
@@ -135,7 +133,4 @@ TEST(each_device_of_the_store_has_its_rates)
     done();
 }
 
-int main(void)
-{
-    return run_tests("endurance", .setup = setup, .teardown = teardown, .timeout_s = 60);
-}
+RUN_TESTS("endurance", .setup = setup, .teardown = teardown, .timeout_s = 60)

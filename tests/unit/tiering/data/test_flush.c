@@ -3,11 +3,7 @@
  * Flushes that fail beside other threads, on devices with volatile caches; and devices that no object needs. The orders
  * are fixed.
  */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/cached_devices.h"
@@ -25,7 +21,7 @@ static void fail_beside(unsigned device)
     ck_assert_int_eq(ht_obj_writeback(other), 0);
     dev_fail(devs[device], HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_obj_sync(other), 0);
-    ht_obj_put(other);
+    put_object(other);
 }
 
 /* ------------------------------------------------------------------- space */
@@ -34,7 +30,7 @@ static void fail_beside(unsigned device)
 TEST_LOOP(content_whose_frames_are_given_up_has_space_as_it_is, 2)
 {
     enum { FILE_MIB = 20 };
-    uint8_t *content = malloc(FILE_MIB * MIB);
+    uint8_t *content = test_alloc(FILE_MIB * MIB);
 
     fixture_inline = HT_INLINE_ALWAYS;
     make(2);
@@ -52,12 +48,11 @@ TEST_LOOP(content_whose_frames_are_given_up_has_space_as_it_is, 2)
         at += MIB;
     ck_assert_int_eq(ht_obj_sync(f), 0);
     uint64_t id = put(f);
-    ht_obj_put(others);
+    put_object(others);
     power_cut(12);
     expect_after_cut(id, content, FILE_MIB * MIB);
     end();
     fixture_inline = HT_INLINE_AUTO;
-    free(content);
 }
 
 /* ---------------------------------------------------------- publications */
@@ -184,7 +179,6 @@ TEST(a_publication_of_the_rest_does_not_wait_for_derived_content)
     struct ht_tx *tx;
     ck_assert_int_eq(ht_tx_begin_round(s, 4096, &rounds, &tx), 0);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ht_obj_put(f);
 }
 
 /* Whatever others write, a publication ends. */
@@ -265,7 +259,7 @@ TEST(a_clone_under_way_does_not_keep_what_was_given_up)
     pthread_join(thread, NULL);
     ck_assert_int_eq(k.done, MIB);
     ck_assert_int_eq(ht_obj_sync(b), 0);
-    ht_obj_put(a);
+    put_object(a);
     uint64_t id = put(b);
     for (uint64_t seed = 1; seed <= 3; seed++) {
         power_cut(seed);
@@ -379,8 +373,8 @@ static void check_write_under_way(bool staged, unsigned failures)
     ck_assert_uint_eq(stats().write_errors, errors + failures); /* each time it was written elsewhere */
     ck_assert_int_eq(ht_obj_sync(w.o), 0);
     for (unsigned i = 0; i < failures; i++)
-        ht_obj_put(other[i]);
-    ht_obj_put(kept);
+        put_object(other[i]);
+    put_object(kept);
     cut_and_expect(w.o, 14, two, MIB);
 }
 
@@ -403,7 +397,7 @@ TEST_LOOP(failures_of_flushes_are_seen_whoever_asked, 2)
     uint64_t id = put(published(0, one, CHUNKS * MIB));
     for (unsigned round = 0; round < 2; round++) {
         const uint8_t *content = round ? three : two;
-        struct ht_obj *f = ht_obj_get(s, id);
+        struct ht_obj *f = get_object(id);
         struct ht_dev *failing = devs[only ? 0 : 1 + round];
         put_all(f, 0, content, CHUNKS * MIB);
         ck_assert_int_eq(ht_obj_writeback(f), 0);
@@ -413,7 +407,7 @@ TEST_LOOP(failures_of_flushes_are_seen_whoever_asked, 2)
         dev_fail(failing, HT_IO_FLUSH, 0, false);
         ck_assert_int_eq(ht_obj_sync(f), 0);
         ck_assert(!ht_store_read_only(s));
-        ht_obj_put(f);
+        put_object(f);
         power_cut(15 + round);
         expect_after_cut(id, content, CHUNKS * MIB);
     }
@@ -453,7 +447,7 @@ TEST(what_is_truncated_while_it_is_given_up_is_given_up)
     ck_assert_int_eq(y.rc, 0);
     ck_assert_int_eq(publish(f, 0, &rounds), -EAGAIN);
     ck_assert_int_eq(ht_obj_sync(f), 0);
-    ht_obj_put(other);
+    put_object(other);
     cut_and_expect(f, 7, two, KEEP);
 }
 
@@ -467,7 +461,7 @@ TEST_LOOP(what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 2)
     unmount_store();
     mount_all(); /* no flush of this mount covers it */
     fail_beside(2);
-    struct ht_obj *f = ht_obj_get(s, id), *b = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *f = get_object(id), *b = object(HT_CHUNK_BYTES, 0);
     if (clones)
         ck_assert_int_eq(ht_obj_clone(f, 0, b, 0, CHUNKS * MIB), CHUNKS * MIB);
     for (uint64_t i = 0; i < CHUNKS && !clones; i++) {
@@ -479,7 +473,7 @@ TEST_LOOP(what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 2)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert(!ht_store_read_only(s));
     uint64_t cloned = put(b);
-    ht_obj_put(f);
+    put_object(f);
     power_cut(9);
     if (clones)
         expect_after_cut(cloned, one, CHUNKS * MIB);
@@ -490,8 +484,7 @@ TEST_LOOP(what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 2)
 static void sync_others(struct ht_obj *small)
 {
     for (unsigned i = 0; i < 300; i++) {
-        put_all(small, 0, two + i, 512);
-        ck_assert_int_eq(ht_obj_sync(small), 0);
+        put_synced(small, 0, two + i, 512);
     }
 }
 
@@ -510,7 +503,7 @@ TEST(what_was_flushed_long_before_on_a_closed_device_is_published)
     fail_beside(2);
     sync_others(small);
     writeback_and_publish(&rounds);
-    ht_obj_put(small);
+    put_object(small);
     cut_and_expect(m, 12, two, CHUNKS * MIB);
 }
 
@@ -540,7 +533,7 @@ TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
     ck_assert(!ht_store_read_only(s));
     rounds = HT_ROUNDS_OF_SCOPE(SCOPE);
     writeback_and_publish(&rounds);
-    ht_obj_put(small);
+    put_object(small);
     cut_and_expect(m, 17, two, CHUNKS * MIB);
 }
 
@@ -562,7 +555,7 @@ TEST(a_full_store_keeps_what_a_failed_flush_covered)
     ck_assert_uint_lt(ht_store_available(s), MIB);
     dev_fail(devs[0], HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_obj_sync(f), 0);
-    ht_obj_put(filler);
+    put_object(filler);
     cut_and_expect(f, 8, two, 2 * MIB);
 }
 
@@ -577,8 +570,7 @@ TEST(a_frame_that_a_flush_of_another_thread_voided_is_written_again)
     ck_assert_int_eq(ht_obj_writeback_flushed(a), 0);
     dev_void_after(devs[0], 2); /* the frame's two */
     ck_assert_int_eq(ht_obj_sync(a), 0);
-    put_all(b, 0, two, MIB);
-    ck_assert_int_eq(ht_obj_sync(b), 0);
+    put_synced(b, 0, two, MIB);
     uint64_t ids[] = {put(a), put(b)};
     power_cut(5);
     expect_after_cut(ids[0], two, MIB);
@@ -599,9 +591,4 @@ TEST(one_failed_flush_of_the_only_device_leaves_the_store_writable)
     cut_and_expect(a, 6, two, MIB);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    memory_keep(true);
-    return run_tests("flushes", .teardown = end, .timeout_s = 300);
-}
+RUN_TESTS("flushes", .teardown = end, .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices with shares: where new content goes, and which rewritten content moves. */
-#include "tests/support/suite.h"
 #include "tiering/tier/placement.h"
-#include "tiering/object/context.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { DEVICES = 2, DEVICE_MIB = 128, RANGES = 24 };
@@ -75,8 +73,7 @@ static struct ht_obj *stored(void)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *content = pattern(RANGES * MIB, 1);
 
-    put_all(o, 0, content, RANGES * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, content, RANGES * MIB);
     look();
     return o;
 }
@@ -108,24 +105,22 @@ TEST(new_content_goes_to_devices_by_shares)
 {
     make(8 * MIB);
     share(3, 1);
-    struct ht_obj *o = stored();
+    (void)stored();
     ck_assert_msg(on[0] == RANGES * 3 / 4 && on[1] == RANGES / 4, "%u and %u", on[0], on[1]);
     struct ht_device_stat st;
     ht_store_device_stat(s, 0, &st);
     ck_assert(st.has_share);
     ck_assert_uint_eq(st.share_per_mille, 750);
-    ht_obj_put(o);
 }
 
 TEST(without_shares_devices_fill_up_alike)
 {
     make(8 * MIB);
-    struct ht_obj *o = stored();
+    (void)stored();
     ck_assert_msg(on[0] == RANGES / 2 && on[1] == RANGES / 2, "%u and %u", on[0], on[1]);
     struct ht_device_stat st;
     ht_store_device_stat(s, 0, &st);
     ck_assert(!st.has_share);
-    ht_obj_put(o);
 }
 
 /* Streamed through staging buffers, and resident. */
@@ -150,7 +145,6 @@ TEST_LOOP(updates_move_content_until_it_lies_by_shares_and_then_none, HT_ARRAY_S
     for (unsigned i = 0; i < RANGES; i++)
         want[(size_t)i * MIB] = (uint8_t)(want[(size_t)i * MIB] + steps);
     expect(o, 0, want, RANGES * MIB);
-    ht_obj_put(o);
 }
 
 TEST(content_leaves_a_device_that_lost_its_share)
@@ -162,7 +156,6 @@ TEST(content_leaves_a_device_that_lost_its_share)
     update(o);
     ck_assert_uint_eq(on[1], 0);
     ck_assert_uint_eq(moved_bytes(), RANGES / 2 * (uint64_t)MIB);
-    ht_obj_put(o);
 }
 
 static unsigned next_on(unsigned from, unsigned which)
@@ -197,7 +190,6 @@ TEST_LOOP(only_what_changes_and_lies_elsewhere_counts_as_moved, HT_ARRAY_SIZE(dr
     update_two(o, here, there, 3);
     ck_assert_uint_eq(moved_bytes(), 2 * (uint64_t)MIB);
     ck_assert(device[here] == 0 && device[there] == 0);
-    ht_obj_put(o);
 }
 
 TEST(a_full_device_passes_content_on)
@@ -214,10 +206,7 @@ TEST(a_full_device_passes_content_on)
     uint8_t *want = pattern(RANGES * MIB, 1);
     expect(last, 0, want, RANGES * MIB);
     while (count)
-        ht_obj_put(o[--count]);
+        put_object(o[--count]);
 }
 
-int main(void)
-{
-    return run_tests("shares", .teardown = end);
-}
+RUN_TESTS("shares", .teardown = end)

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_silent.c - a device that does not answer delays only the operations that need it. */
-#include <pthread.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tests/unit/tiering/store/cached_devices.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/members.h"
 
@@ -15,19 +10,17 @@
 static struct ht_obj *written_beside(unsigned device)
 {
     for (;;) {
-        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-        put_all(o, 0, two, MIB);
+        struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, two, MIB);
         if (write_back(o) != device)
             return o;
-        ht_obj_put(o);
+        put_object(o);
     }
 }
 
 TEST(a_device_that_does_not_answer_delays_only_what_lies_on_it)
 {
     make(4);
-    struct ht_obj *on_all = object(HT_CHUNK_BYTES, 0);
-    put_all(on_all, 0, one, CHUNKS * MIB);
+    struct ht_obj *on_all = written_object(HT_CHUNK_BYTES, 0, one, CHUNKS * MIB);
     ck_assert_int_eq(ht_obj_writeback(on_all), 0);
     struct syncing y = {.o = written_beside(3)}, all = {.o = on_all};
     dev_stall(devs[3], true);
@@ -158,12 +151,11 @@ static void *read_main(void *arg)
 static struct ht_obj *written_to_this(unsigned device)
 {
     for (;;) {
-        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-        put_all(o, 0, two, MIB);
+        struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, two, MIB);
         if (write_back(o) == device)
             return o;
         ck_assert_int_eq(ht_obj_sync(o), 0);
-        ht_obj_put(o);
+        put_object(o);
     }
 }
 
@@ -243,7 +235,7 @@ TEST_LOOP(a_device_that_does_not_answer_does_not_keep_the_timer, SILENCES)
     wait_for_timer(y.o);
     ck_assert_uint_eq(obj_stat(y.o).dirty_bytes, 0);
     answer_ms = commit_ms = 0;
-    ht_obj_put(model);
+    put_object(model);
     cut_and_expect(y.o, 16, two, MIB);
 }
 
@@ -281,12 +273,6 @@ TEST(a_silent_device_that_needs_no_flush_does_not_keep_the_timer)
     pthread_join(thread, NULL);
     ck_assert(!unpublished);
     answer_ms = commit_ms = 0;
-    ht_obj_put(o);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    memory_keep(true);
-    return run_tests("silence", .teardown = end, .timeout_s = 300);
-}
+RUN_TESTS("silence", .teardown = end, .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

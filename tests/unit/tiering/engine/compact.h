@@ -18,7 +18,7 @@ static uint8_t *content[FILES];
 
 static inline uint8_t *noise(size_t n, uint64_t seed)
 {
-    uint8_t *p = malloc(n);
+    uint8_t *p = test_alloc(n);
 
     for (size_t i = 0; i < n; i++) {
         if (i % 8 == 0)
@@ -83,9 +83,8 @@ static inline void put_files(void)
 {
     for (unsigned i = 0; i < FILES; i++) {
         if (file[i])
-            ht_obj_put(file[i]);
+            put_object(file[i]);
         file[i] = NULL;
-        free(content[i]);
     }
 }
 
@@ -96,12 +95,12 @@ static inline void reopen(void)
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
             oid[i] = ht_obj_id(file[i]);
-            ht_obj_put(file[i]);
+            put_object(file[i]);
         }
     remount();
     for (unsigned i = 0; i < FILES; i++)
         if (oid[i])
-            file[i] = ht_obj_get(s, oid[i]);
+            file[i] = get_object(oid[i]);
 }
 
 static inline uint64_t block_of(struct ht_obj *o, uint64_t index)

@@ -50,8 +50,7 @@ static inline struct ht_obj *stored(const uint8_t *p, size_t n, uint64_t scope)
 {
     struct ht_obj *o = object(BIG, scope);
 
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, n);
     return o;
 }
 

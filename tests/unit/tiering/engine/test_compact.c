@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_compact.c - content leaves nearly empty groups of blocks, with all of its owners, and nothing else changes. */
-#include <pthread.h>
-#include <unistd.h>
 
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/api/background.h"
@@ -29,7 +27,6 @@ TEST(nearly_empty_groups_become_free)
     expect_all();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     put_files();
-    done();
 }
 
 /* Clones and what deduplication has shared: one place before, one place after. */
@@ -65,10 +62,9 @@ TEST(all_owners_move_together)
         if (other[i]) {
             ht_obj_evict(other[i]);
             expect(other[i], 0, content[i], SMALL);
-            ht_obj_put(other[i]);
+            put_object(other[i]);
         }
     put_files();
-    done();
 }
 
 /* Something in each group is not published, or newer in memory: the group stays whole as it is. */
@@ -94,7 +90,6 @@ TEST_LOOP(a_group_that_cannot_be_emptied_is_left_alone, 2)
     ck_assert_int_eq(ht_store_commit(s), 0);
     expect_all();
     put_files();
-    done();
 }
 
 /* Clones of an open scope own the content, too, and no transaction may name their places: nothing is even read. */
@@ -116,10 +111,9 @@ TEST(what_may_not_move_is_not_read)
     ck_assert_uint_gt(figures().skipped, 0);
     for (unsigned i = 0; i < FILES; i++)
         if (twin[i])
-            ht_obj_put(twin[i]);
+            put_object(twin[i]);
     expect_all();
     put_files();
-    done();
 }
 
 TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
@@ -146,7 +140,6 @@ TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
     ck_assert_uint_ge(figures().emptied, 8);
     expect_all();
     put_files();
-    done();
 }
 
 /* After a power cut all files with a number are whole. */
@@ -154,7 +147,7 @@ static void expect_all_after_crash(const uint64_t oid[FILES])
 {
     crash();
     for (unsigned i = 0; i < FILES; i++)
-        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+        file[i] = oid[i] ? get_object(oid[i]) : NULL;
     ht_store_verify(s, true);
     expect_all();
     put_files();
@@ -170,7 +163,7 @@ TEST(a_crash_leaves_all_content)
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
             oid[i] = ht_obj_id(file[i]);
-            ht_obj_put(file[i]);
+            put_object(file[i]);
         }
     expect_all_after_crash(oid);
 }
@@ -231,7 +224,6 @@ TEST(compressed_content_moves_as_it_is)
     ck_assert_int_eq(ht_obj_truncate(file[16], SMALL), 0);
     expect_all();
     put_files();
-    done();
 }
 
 /* ------------------------------------------------------------ odd content */
@@ -245,6 +237,7 @@ static struct ht_obj *fill_with_blocks(uint64_t *out_chunks)
     uint64_t n = 0;
 
     ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    hold_object(o);
     while (ht_obj_write(o, n * SMALL, block, sizeof(block)) == sizeof(block))
         n++;
     while (stats().dram_dirty_bytes)
@@ -312,8 +305,6 @@ TEST(content_in_pieces_is_moved_once)
     ht_store_verify(s, true);
     expect_all();
     put_files();
-    ht_obj_put(blocks);
-    done();
 }
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
@@ -339,7 +330,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT); /* a move reads and writes */
     expect_all();
     put_files();
-    done();
 }
 
 static void *compact_main(void *arg)
@@ -378,7 +368,6 @@ TEST_LOOP(several_contents_move_at_once, 2)
     ht_store_verify(s, true);
     expect_all();
     put_files();
-    done();
 }
 
 /* One of those that are in flight together fails: the others move, and its group is tried again. */
@@ -395,7 +384,6 @@ TEST_LOOP(what_fails_keeps_its_group_alone, 2)
     if (!_i) /* a place that failed is kept */
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
     put_files();
-    done();
 }
 
 /* ------------------------------------------------------------ when it runs */
@@ -416,8 +404,7 @@ TEST(it_sleeps_until_there_is_space_to_gain)
     s->hooks.wake_engines = count_wakes;
     wakes = 0;
     ck_assert(sleeps());
-    struct ht_obj *o = object(SMALL, 0);
-    put_all(o, 0, (const uint8_t *)"new content", 11);
+    (void)written_object(SMALL, 0, (const uint8_t *)"new content", 11);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(wakes, 0); /* the log grew, and nothing is sparse but what comes next */
     ck_assert(sleeps());
@@ -429,8 +416,6 @@ TEST(it_sleeps_until_there_is_space_to_gain)
     ht_store_verify(s, true);
     expect_all();
     put_files();
-    ht_obj_put(o);
-    done();
 }
 
 /* A second lies between two passes. */
@@ -453,7 +438,6 @@ TEST(the_next_pass_begins_soon)
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 24);
     put_files();
-    done();
 }
 
 /* Clones of an open scope hold all groups up. A transaction that frees nothing may let them go. */
@@ -482,7 +466,7 @@ static void end_twins(struct ht_obj *twin[FILES])
 {
     for (unsigned i = 0; i < FILES; i++)
         if (twin[i])
-            ht_obj_put(twin[i]);
+            put_object(twin[i]);
     expect_all();
     put_files();
     done();
@@ -516,7 +500,7 @@ TEST(much_more_space_to_gain_ends_a_pause)
         if (i % 16)
             delete (more[i]);
         else
-            ht_obj_put(more[i]);
+            put_object(more[i]);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(wakes, 1);
     finish_pass();
@@ -549,12 +533,11 @@ TEST(it_looks_again_when_space_became_free)
             break;
         }
     ck_assert_uint_eq(wakes, 0); /* its owner still has it */
-    struct ht_obj *o = object(SMALL, SCOPE);
-    put_all(o, 0, (const uint8_t *)"not published", 13);
+    struct ht_obj *o = written_object(SMALL, SCOPE, (const uint8_t *)"not published", 13);
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_uint_eq(wakes, 1);
-    ht_obj_put(o);
+    put_object(o);
     end_twins(twin);
 }
 
@@ -576,7 +559,6 @@ TEST(it_is_woken_when_a_discard_ends)
     ck_assert_uint_ge(figures().emptied, 12);
     fixture_discard = false;
     put_files();
-    done();
 }
 
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
@@ -594,15 +576,12 @@ TEST(a_store_closes_in_the_middle_of_a_batch)
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
             oid[i] = ht_obj_id(file[i]);
-            ht_obj_put(file[i]);
+            put_object(file[i]);
         }
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
-    for (unsigned ms = 0; ms < 60000 && !figures().moved_bytes; ms++)
-        usleep(1000);
-    ck_assert_uint_gt(figures().moved_bytes, 0);
+    WAIT_FOR(figures().moved_bytes > 0);
     ht_store_verify(s, false);
     ck_assert_int_eq(ht_store_unmount(s), 0);
     expect_all_after_crash(oid);
@@ -658,10 +637,6 @@ TEST(writers_and_readers_beside_it_lose_nothing)
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     expect_all();
     put_files();
-    done();
 }
 
-int main(void)
-{
-    return run_tests("compact", .timeout_s = 300);
-}
+RUN_TESTS("compact", .timeout_s = 300, .teardown = fixture_end)

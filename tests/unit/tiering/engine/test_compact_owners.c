@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_compact_owners.c - content of very many owners moves, with all of them or not at all. */
-#include <unistd.h>
 
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/data/chunk_io.h"
@@ -66,15 +65,14 @@ TEST(content_of_very_many_owners_moves)
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ht_store_verify(s, true);
     expect_owners(o, n);
-    ht_obj_put(o);
-    ht_obj_put(tensor);
+    put_object(o);
+    put_object(tensor);
     reopen();
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect_owners(o, n);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    ht_obj_put(o);
+    put_object(o);
     put_files();
-    done();
 }
 
 /* No thread that updates may need makes that step. */
@@ -101,10 +99,9 @@ TEST(very_many_owners_need_a_step_that_may_be_long)
     ck_assert_uint_eq(waits, 2); /* to put the notes in order, and to move the owners */
     ck_assert_uint_ne(block_of(o, 0), block);
     expect_owners(o, n);
-    ht_obj_put(o);
-    ht_obj_put(tensor);
+    put_object(o);
+    put_object(tensor);
     put_files();
-    done();
 }
 
 /* A thread holds the first, a middle or the last owner: all stay, and the others are not held afterwards. */
@@ -149,10 +146,9 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
     ht_ref_forget(&m.was);
     free(bytes);
     free(owner);
-    ht_obj_put(tensor);
-    ht_obj_put(o);
+    put_object(tensor);
+    put_object(o);
     put_files();
-    done();
 }
 
 /* As many owners as bytes that move may have, and one more. */
@@ -167,7 +163,7 @@ TEST_LOOP(content_of_too_many_owners_stays, 2)
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_int_eq(block_of(o, 0) == block, _i);
     expect_owners(o, 63);
-    ht_obj_put(o);
+    put_object(o);
     put_files();
     done();
     fixture_owners_max = 0;
@@ -206,7 +202,7 @@ TEST_LOOP(groups_with_many_owners_need_several_batches, 2)
     expect_all();
     for (unsigned i = 0; i < FILES; i++)
         if (twin[i])
-            ht_obj_put(twin[i]);
+            put_object(twin[i]);
     put_files();
     done();
     fixture_owners_max = 0;
@@ -250,13 +246,9 @@ TEST(content_whose_owners_have_no_room_in_the_log_stays)
     ht_obj_evict(o);
     expect(o, (n - 1) * (uint64_t)SMALL, content[i], SMALL);
     expect_all();
-    ht_obj_put(o);
-    ht_obj_put(tensor);
+    put_object(o);
+    put_object(tensor);
     put_files();
-    done();
 }
 
-int main(void)
-{
-    return run_tests("owners", .timeout_s = 300);
-}
+RUN_TESTS("owners", .timeout_s = 300, .teardown = fixture_end)

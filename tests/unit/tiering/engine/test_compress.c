@@ -3,14 +3,11 @@
  * test_compress.c - content that has not changed for a while is compressed, and nothing that reads or changes it sees a
  * difference but the space.
  */
-#include "tiering/object/context.h"
 
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/codec/content.h"
@@ -18,7 +15,6 @@
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/recompress.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
@@ -127,7 +123,6 @@ static void begin_compressed(void)
 
 static void teardown(void)
 {
-    ht_obj_put(obj);
     done();
     ht_event_set_sink(NULL, NULL);
     fixture_shm_bytes = 0;
@@ -136,9 +131,9 @@ static void teardown(void)
 
 static void begin_again(void (*how)(void))
 {
-    ht_obj_put(obj);
+    put_object(obj);
     how();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
 }
 
@@ -272,8 +267,6 @@ TEST(a_full_store_ends_the_round)
     ck_assert_int_eq(ht_obj_sync(rest), 0);
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
-    ht_obj_put(rest);
-    free(block);
 }
 
 /* The space of the raw chunks is free only when their transaction is durable. */
@@ -298,9 +291,6 @@ TEST(a_store_that_is_almost_full_goes_on_with_the_space_that_became_free)
     expect_all();
     for (unsigned i = 0; i < COLD; i++)
         expect(cold, i * (uint64_t)MIB, content, MIB);
-    ht_obj_put(cold);
-    ht_obj_put(rest);
-    free(block);
 }
 
 /* A frame in pieces would take more of the log, and more reads, than the content did. */
@@ -327,9 +317,6 @@ TEST(content_does_not_come_in_more_pieces)
     for (unsigned i = 0; i < CHUNKS; i++)
         ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
     expect_all();
-    ht_obj_put(rest);
-    ht_obj_put(crumbs);
-    free(block);
 }
 
 TEST(the_next_rewrite_still_has_its_space)
@@ -347,18 +334,14 @@ TEST(the_next_rewrite_still_has_its_space)
     put(0, BYTES);
     sync_object();
     expect_all();
-    ht_obj_put(rest);
-    free(block);
 }
 
 TEST(a_read_only_store_reads_and_compresses_nothing)
 {
     compress_cold();
-    ht_obj_put(obj);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(false, true);
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     allow();
     uint64_t written = stats().device_written_bytes;
     for (unsigned i = 0; i < 2; i++)
@@ -384,7 +367,7 @@ TEST(a_long_object_is_looked_at_in_parts)
 {
     enum { COUNT = 600 };
     struct ht_obj *o = object(SMALL, 0);
-    uint8_t *noise = malloc(SMALL);
+    uint8_t *noise = test_alloc(SMALL);
 
     content_random(noise, SMALL, 4);
     for (uint64_t i = 0; i < COUNT; i++)
@@ -393,15 +376,12 @@ TEST(a_long_object_is_looked_at_in_parts)
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "kept_raw"), COUNT);
     uint64_t before = engine_figure("recompress", "chunks");
-    put_all(o, (COUNT - 1) * SMALL, content, SMALL);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, (COUNT - 1) * SMALL, content, SMALL);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), before + 1);
     ht_obj_evict(o);
     expect(o, (COUNT - 1) * SMALL, content, SMALL);
     expect(o, (COUNT - 2) * SMALL, noise, SMALL);
-    ht_obj_put(o);
-    free(noise);
 }
 
 /* ---------------------------------------------------------- frames that wait */
@@ -450,7 +430,7 @@ static void delete_it(void)
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_delete(obj, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ht_obj_put(obj);
+    put_object(obj);
     obj = NULL;
 }
 
@@ -485,8 +465,8 @@ TEST_LOOP(what_happens_while_frames_wait_wins, 5)
     ck_assert_ptr_null(meanwhile);
     for (unsigned i = 0; obj && i < CHUNKS; i++)
         ck_assert_uint_eq(codec_of(i), cases[_i].codec[i]);
-    ht_obj_put(last);
-    ht_obj_put(copy);
+    put_object(last);
+    put_object(copy);
     if (obj) {
         sync_object();
         expect_all();
@@ -628,13 +608,11 @@ TEST(a_clone_shares_the_frame)
     ck_assert_int_eq(ht_obj_sync(twin), 0);
     ck_assert_uint_gt(stats().available_bytes + MIB, available);
     expect(twin, 0, content, BYTES);
-    put_all(twin, 10, (const uint8_t *)"other", 5);
-    ck_assert_int_eq(ht_obj_sync(twin), 0);
+    put_synced(twin, 10, (const uint8_t *)"other", 5);
     expect_all();
     memcpy(content + 10, "other", 5);
     ht_obj_evict(twin);
     expect(twin, 0, content, BYTES);
-    ht_obj_put(twin);
 }
 
 /* mode: of a batch pin, whose buffers are images or staging. */
@@ -757,7 +735,7 @@ TEST_LOOP(a_damaged_frame_is_repaired_from_memory_that_is_verified, 2)
 /* Without memory a frame is read as well as raw content. */
 TEST(a_decoder_is_there_from_the_mount_on)
 {
-    uint8_t *shown = malloc(BYTES);
+    uint8_t *shown = test_alloc(BYTES);
 
     begin_compressed();
     begin_again(remount);
@@ -767,7 +745,6 @@ TEST(a_decoder_is_there_from_the_mount_on)
     ck_assert_int_eq(n, BYTES);
     ck_assert_int_eq(memcmp(shown, content, BYTES), 0);
     ck_assert_uint_eq(stats().read_errors, 0);
-    free(shown);
 }
 
 /* -------------------------------------------------------------- beside others */
@@ -822,7 +799,4 @@ TEST(whichever_thread_changes_a_chunk_first_wins)
     expect_all();
 }
 
-int main(void)
-{
-    return run_tests("compress", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("compress", .setup = setup, .teardown = teardown, .timeout_s = 120)

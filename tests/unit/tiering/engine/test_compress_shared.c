@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_compress_shared.c - content with several owners is compressed for all of them at once, or for none. */
-#include "tiering/object/context.h"
 
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -79,7 +77,7 @@ static void expect_all(void)
 static void put_owners(void)
 {
     for (unsigned i = 0; i < OWNERS; i++)
-        ht_obj_put(owner[i]);
+        put_object(owner[i]);
 }
 
 static void begin_again(void (*how)(void))
@@ -87,7 +85,7 @@ static void begin_again(void (*how)(void))
     put_owners();
     how();
     for (unsigned i = 0; i < OWNERS; i++)
-        owner[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+        owner[i] = oid[i] ? get_object(oid[i]) : NULL;
 }
 
 static void setup(void)
@@ -125,7 +123,7 @@ static void fill_the_store(void)
         at += MIB;
     while (ht_obj_write(rest, at, block, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
         at += HT_BLOCK_BYTES;
-    ht_obj_put(rest);
+    put_object(rest);
     free(block);
 }
 
@@ -189,11 +187,9 @@ TEST_LOOP(a_cut_owner_takes_nothing_from_the_others, OWNERS)
     expect_all();
     ck_assert_uint_eq(ht_chunk_ref(ht_chunk_find(cut, 1))->codec, HT_CODEC_PLANES);
     ck_assert_int_eq(ht_obj_truncate(cut, BYTES), 0); /* what was cut off is zeros */
-    uint8_t *want = calloc(1, BYTES);
+    uint8_t *want = test_alloc(BYTES);
     memcpy(want, content, keep);
     expect(cut, 0, want, BYTES);
-    free(want);
-    ht_obj_put(cut);
 }
 
 /* An owner that may not be compressed, is new, or has something newer, keeps the content as it is for all. */
@@ -219,7 +215,6 @@ TEST_LOOP(one_owner_that_stays_keeps_all, 3)
     ck_assert_uint_ge(engine_figure("recompress", "chunks"), CHUNKS);
     expect_codec(HT_CODEC_PLANES);
     expect_all();
-    ht_obj_put(other);
 }
 
 TEST(what_saves_too_little_is_read_once)
@@ -245,7 +240,7 @@ TEST(each_owner_can_still_be_rewritten)
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
     fill_the_store();
-    uint8_t *was = malloc(BYTES);
+    uint8_t *was = test_alloc(BYTES);
     memcpy(was, content, BYTES);
     content_random(content, BYTES, 3);
     for (unsigned i = 0; i < OWNERS; i += 2) {
@@ -255,7 +250,6 @@ TEST(each_owner_can_still_be_rewritten)
     expect(owner[1], 0, was, BYTES);
     expect(owner[0], 0, content, BYTES);
     expect(owner[2], 0, content, BYTES);
-    free(was);
 }
 
 static struct ht_obj *copy;
@@ -299,7 +293,7 @@ TEST_LOOP(what_happens_while_the_frame_waits_wins, 3)
     expect_all();
     if (_i == 0)
         expect(copy, 0, content, BYTES);
-    ht_obj_put(copy);
+    put_object(copy);
     begin_again(crash);
     expect_all();
     compress_cold();
@@ -335,24 +329,18 @@ TEST(content_of_very_many_owners_is_compressed)
     done();
     fresh(n == 5000 ? STORE_MIB : 1024, false);
     memset(owner, 0, sizeof(owner));
-    struct ht_obj *first = object(SMALL, 0);
-    put_all(first, 0, content, SMALL);
+    struct ht_obj *first = written_object(SMALL, 0, content, SMALL);
     sync_it(first);
     uint64_t available = stats().available_bytes;
     struct ht_obj *o = with_owners(first, n);
-    uint64_t id = ht_obj_id(o);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
     ck_assert_uint_eq(stats().available_bytes, available + engine_figure("recompress", "saved_bytes"));
     ht_store_verify(s, true);
     expect_owners(o, n, HT_CODEC_PLANES);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_obj_put(o);
-    ht_obj_put(first);
-    crash();
-    o = ht_obj_get(s, id);
+    o = after(crash, o);
     expect_owners(o, n, HT_CODEC_PLANES);
-    ht_obj_put(o);
 }
 
 /* As many owners as bytes that move may have, and one more. */
@@ -363,15 +351,14 @@ TEST_LOOP(content_of_too_many_owners_stays, 2)
     memset(owner, 0, sizeof(owner));
     fixture_owners_max = 64;
     fresh(STORE_MIB, false);
-    struct ht_obj *first = object(SMALL, 0);
-    put_all(first, 0, content, SMALL);
+    struct ht_obj *first = written_object(SMALL, 0, content, SMALL);
     sync_it(first);
     struct ht_obj *o = with_owners(first, 63 + (unsigned)_i);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), _i ? 0 : 1);
     expect_owners(o, 63, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
-    ht_obj_put(o);
-    ht_obj_put(first);
+    put_object(o);
+    put_object(first);
     fixture_owners_max = 0;
 }
 
@@ -417,10 +404,6 @@ TEST(owners_without_room_in_the_log_keep_no_others_from_it)
     expect(twin, 0, &content[SMALL], SMALL);
     ht_store_log_unreserve(s, aside);
     ht_store_verify(s, true);
-    ht_obj_put(first);
-    ht_obj_put(later);
-    ht_obj_put(twin);
-    ht_obj_put(o);
 }
 
 /* A store in which only single blocks are free, and what keeps them apart. */
@@ -456,14 +439,13 @@ TEST_LOOP(records_of_all_owners_are_bounded, 2)
     ck_assert_uint_eq(ht_ref_extents(&ht_chunk_find(first, 0)->pub), PIECES);
     uint64_t bytes = n * (uint64_t)ht_move_record_bytes(&ht_chunk_find(first, 0)->pub);
     ck_assert_int_eq(bytes > MOST * HT_OWNERS_RECORD_BYTES, _i);
-    delete (crumbs);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(crumbs);
     struct ht_obj *o = with_owners(first, n - 1);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), !_i);
     expect_owners(o, n - 1, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
-    ht_obj_put(o);
-    ht_obj_put(first);
+    put_object(o);
+    put_object(first);
     fixture_owners_max = 0;
 }
 
@@ -491,7 +473,7 @@ static void wait_for_chunks(void)
 TEST(whichever_thread_changes_an_owner_first_wins)
 {
     enum { ROUNDS = 24, EACH = 8 };
-    uint8_t *mine = malloc(BYTES);
+    uint8_t *mine = test_alloc(BYTES);
     uint64_t x = 12345;
     pthread_t thread;
 
@@ -522,10 +504,6 @@ TEST(whichever_thread_changes_an_owner_first_wins)
     expect_all();
     begin_again(crash);
     expect_all();
-    free(mine);
 }
 
-int main(void)
-{
-    return run_tests("shared", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("shared", .setup = setup, .teardown = teardown, .timeout_s = 120)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_dedup.c - content that is stored twice is stored once, and nothing else about it changes. */
-#include <pthread.h>
-#include <unistd.h>
 
 #include "tests/unit/tiering/engine/collision.h"
 #include "tests/unit/tiering/engine/dedup.h"
@@ -9,7 +7,6 @@
 #include "tiering/api/background.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
-#include "tiering/engine/dedup.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, WAIT_MS_MAX = 60000 };
 
@@ -30,8 +27,7 @@ static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t
 {
     struct ht_obj *o = object(chunk_bytes, scope);
 
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, n);
     return o;
 }
 
@@ -64,20 +60,16 @@ TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
     expect_stored(a, p, N);
     expect_stored(b, p, N);
     ck_assert_uint_eq(dedup().compared_bytes, 0); /* nothing is left to do */
-    ht_obj_put(a);
-    ht_obj_put(b);
     remount();
     ck_assert_uint_eq(before - free_bytes(), once);
     ck_assert_uint_eq(dedup().compared_bytes, 0);
     for (unsigned i = 0; i < 2; i++) {
-        a = ht_obj_get(s, oid[i]);
+        a = get_object(oid[i]);
         expect_stored(a, p, N);
-        delete (a);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(a);
         ck_assert_uint_eq(before - free_bytes(), i ? 0 : once);
     }
     free(p);
-    done();
 }
 
 /* Each of the two leaves or changes first, and other content takes whatever is free then. */
@@ -90,24 +82,17 @@ TEST_LOOP(the_bytes_stay_for_the_last_owner, 4)
     struct ht_obj *leaves = o[_i & 1], *stays = o[!(_i & 1)];
     if (_i & 2) {
         put_all(leaves, MIB / 2, (const uint8_t *)"mine", 4);
-        put_all(leaves, MIB + MIB / 2, (const uint8_t *)"mine", 4);
-        ck_assert_int_eq(ht_obj_sync(leaves), 0);
-        ht_obj_put(leaves);
+        put_synced(leaves, MIB + MIB / 2, (const uint8_t *)"mine", 4);
+        put_object(leaves);
     } else {
-        delete (leaves);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(leaves);
     }
-    struct ht_obj *filler = use_all_space();
+    (void)use_all_space();
     expect_stored(stays, p, 2 * MIB);
-    uint64_t oid = ht_obj_id(stays);
-    ht_obj_put(stays);
-    ht_obj_put(filler);
-    remount();
-    stays = ht_obj_get(s, oid);
+    stays = after(remount, stays);
     expect_stored(stays, p, 2 * MIB);
-    ht_obj_put(stays);
+    put_object(stays);
     free(p);
-    done();
 }
 
 /* A crash before anything was synced: both have their own bytes, or share them. */
@@ -122,17 +107,14 @@ TEST_LOOP(a_crash_leaves_either_state, 2)
     ck_assert_int_eq(background_dedup(s), 0);
     if (synced)
         ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
     crash();
     ck_assert_uint_eq(free_bytes(), synced ? twice + 2 * MIB : twice);
     for (unsigned i = 0; i < 2; i++) {
-        a = ht_obj_get(s, oid[i]);
+        a = get_object(oid[i]);
         expect_stored(a, p, 2 * MIB);
-        ht_obj_put(a);
+        put_object(a);
     }
     free(p);
-    done();
 }
 
 /* Clones and other copies meet: what has several owners stays, and one pass ends with one place. */
@@ -158,12 +140,10 @@ TEST(clones_and_copies_meet_in_one_place)
     }
     for (unsigned i = 0; i < HT_ARRAY_SIZE(o); i++) {
         expect_stored(o[i], p, 2 * MIB);
-        delete (o[i]);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(o[i]);
     }
     ck_assert_uint_eq(free_bytes(), before);
     free(p);
-    done();
 }
 
 /* Chunks of one object, and a truncated one: it keeps its length. */
@@ -185,11 +165,10 @@ TEST(chunks_of_one_object_and_cut_ones_are_the_same)
     expect(b, 1000, zeros, MIB - 1000);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     expect_stored(a, p, 4 * MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     free(zeros);
     free(p);
-    done();
 }
 
 TEST(chunks_of_zeros_become_holes)
@@ -200,7 +179,6 @@ TEST(chunks_of_zeros_become_holes)
     memset(p + MIB, 0, 2 * MIB);
     p[3 * MIB - 1] = 1; /* the third chunk has one byte */
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB);
-    uint64_t oid = ht_obj_id(a);
     struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.hole_bytes, MIB);
     ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
@@ -210,20 +188,15 @@ TEST(chunks_of_zeros_become_holes)
     ck_assert_int_eq(ht_obj_seek(a, MIB, false), 2 * MIB);
     expect(a, 0, p, 4 * MIB);
     expect_stored(a, p, 4 * MIB);
-    ht_obj_put(a);
-    remount();
-    a = ht_obj_get(s, oid);
+    a = after(remount, a);
     expect_stored(a, p, 4 * MIB);
     memcpy(p + MIB + 5, "here", 4);
-    put_all(a, MIB + 5, (const uint8_t *)"here", 4);
-    ck_assert_int_eq(ht_obj_sync(a), 0);
+    put_synced(a, MIB + 5, (const uint8_t *)"here", 4);
     expect_stored(a, p, 4 * MIB);
     ck_assert_uint_eq(before - free_bytes(), 3 * MIB + 4096);
-    delete (a);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(a);
     ck_assert_uint_eq(free_bytes(), before);
     free(p);
-    done();
 }
 
 static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
@@ -241,7 +214,7 @@ static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
 TEST(content_with_the_same_checksum_is_compared)
 {
     fresh(16, false);
-    uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
+    uint8_t *p = noise(MIB, 1), *q = test_alloc(MIB);
     uint64_t salt = ht_store_layout(s)->salt;
     collide(p, q, MIB, salt);
     ck_assert_uint_eq(ht_hash64(p, MIB, salt), ht_hash64(q, MIB, salt));
@@ -252,11 +225,9 @@ TEST(content_with_the_same_checksum_is_compared)
     ck_assert_uint_eq(st.shared_bytes, 0);
     expect_stored(a, p, MIB);
     expect_stored(b, q, MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     free(p);
-    free(q);
-    done();
 }
 
 /* Those whose next rewrite has its space, that are newer in memory, mapped, scratch, or of other chunks. */
@@ -298,8 +269,8 @@ TEST_LOOP(some_copies_stay_copies, 5)
     if (_i == 2)
         ht_obj_shm_close(b);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     free(p);
     done();
     fixture_shm_bytes = 0;
@@ -324,18 +295,15 @@ TEST_LOOP(a_pair_that_has_changed_is_left_alone, 16)
     }
     switch (_i % 8 / 2) {
     case 0:
-        put_all(changed, 0, q, MIB);
-        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        put_synced(changed, 0, q, MIB);
         break;
     case 1: /* the same bytes again, elsewhere */
-        put_all(changed, 0, p, MIB);
-        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        put_synced(changed, 0, p, MIB);
         now = p;
         break;
     case 2:
         ck_assert_int_eq(ht_obj_truncate(changed, 0), 0);
-        put_all(changed, 0, q, MIB);
-        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        put_synced(changed, 0, q, MIB);
         break;
     default:
         delete (changed);
@@ -349,13 +317,12 @@ TEST_LOOP(a_pair_that_has_changed_is_left_alone, 16)
     expect_stored(changed == a ? b : a, p, MIB);
     if (now) {
         expect_stored(changed, now, MIB);
-        ht_obj_put(changed);
+        put_object(changed);
     }
-    ht_obj_put(changed == a ? b : a);
+    put_object(changed == a ? b : a);
     ck_assert_int_eq(ht_store_commit(s), 0);
     free(p);
     free(q);
-    done();
 }
 
 /* The commit of a scope stays whole: what it shares is what it had. */
@@ -385,13 +352,12 @@ TEST_LOOP(an_open_step_neither_gains_nor_loses, 2)
     ck_assert_int_eq(memcmp(tail, p + MIB, MIB), 0);
     ck_assert_uint_eq(dedup().shared_bytes, abort_it ? 2 * MIB : MIB); /* now it takes part */
     expect_stored(open, abort_it ? p : q, MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(open);
+    put_object(a);
+    put_object(b);
+    put_object(open);
     free(tail);
     free(p);
     free(q);
-    done();
 }
 
 static unsigned commit_ms = 10;
@@ -407,8 +373,7 @@ static void mount_for_dedup(uint64_t index_bytes, bool threads)
                                  .background_rate_bytes = 1ull << 40,
                                  .dedup_index_bytes = index_bytes};
 
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
@@ -429,10 +394,9 @@ TEST(a_small_index_finds_all_in_parts)
     for (uint32_t i = 0; i < N; i++) {
         uint8_t *p = noise(8192, i / 4);
         expect_stored(o[i], p, 8192);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
         free(p);
     }
-    done();
 }
 
 /*
@@ -463,11 +427,11 @@ TEST(thousands_of_owners_of_one_chunk)
     }
     ck_assert_uint_eq(before - free_bytes(), 4096);
     for (unsigned i = 0; i < n; i++)
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     remount();
     ck_assert_uint_eq(before - free_bytes(), 4096);
     for (unsigned i = 0; i < n; i++) {
-        o[i] = ht_obj_get(s, oid[i]);
+        o[i] = get_object(oid[i]);
         if (i % 97 == 0)
             expect_stored(o[i], p, 4096);
         if (i + 1 < n)
@@ -480,7 +444,6 @@ TEST(thousands_of_owners_of_one_chunk)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(free_bytes(), before);
     free(p);
-    done();
 }
 
 /* A device that fails a read, and bytes that are not those of the checksum: both stay as they are. */
@@ -503,10 +466,9 @@ TEST_LOOP(what_cannot_be_read_is_skipped, 2)
     ck_assert_uint_eq(dedup().shared_bytes, MIB);
     expect_stored(a, p, MIB);
     expect_stored(b, p, MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     free(p);
-    done();
 }
 
 /* It needs no space to begin. */
@@ -521,11 +483,10 @@ TEST(a_full_store_gets_space)
     ck_assert_uint_ge(stats().available_bytes, 2 * MIB);
     expect_stored(a, p, 2 * MIB);
     expect_stored(b, p, 2 * MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
-    ht_obj_put(filler);
+    put_object(a);
+    put_object(b);
+    put_object(filler);
     free(p);
-    done();
 }
 
 static void wait_for_shared(uint64_t bytes)
@@ -541,8 +502,8 @@ TEST(the_engine_finds_them_by_itself)
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_OFF);
     uint8_t *p = noise(2 * MIB, 1);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     mount_for_dedup(0, true);
     wait_for_shared(2 * MIB); /* from before the mount */
     ck_assert_int_eq(ht_store_background_pause(s, "dedup"), 0);
@@ -555,9 +516,8 @@ TEST(the_engine_finds_them_by_itself)
     expect_stored(a, p, MIB);
     ck_assert_uint_gt(engine("dedup").bytes, 0);
     ck_assert_int_eq(ht_store_background_pause(s, "nothing"), -ENOENT);
-    ht_obj_put(a);
+    put_object(a);
     free(p);
-    done();
 }
 
 /* The commit period is an hour. */
@@ -567,11 +527,11 @@ TEST_LOOP(the_first_pass_begins_when_reserves_are_complete, 2)
     uint8_t *p = noise(2 * MIB, 1);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid = ht_obj_id(b);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     commit_ms = 3600000;
     mount_for_dedup(0, true);
-    b = ht_obj_get(s, oid);
+    b = get_object(oid);
     if (_i)
         ck_assert_int_eq(ht_obj_rewrite_reserve(b, 2 * MIB), 0);
     ht_store_reserves_complete(s);
@@ -580,9 +540,8 @@ TEST_LOOP(the_first_pass_begins_when_reserves_are_complete, 2)
     ck_assert_uint_eq(figures().passes, 1);
     ck_assert_uint_eq(figures().shared_bytes, _i ? 0 : 2 * MIB);
     expect_stored(b, p, 2 * MIB);
-    ht_obj_put(b);
+    put_object(b);
     free(p);
-    done();
 }
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one pair. */
@@ -606,10 +565,9 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     dev_set_delay(dev, 0);
     ck_assert_uint_eq(figures().shared_bytes, N * SMALL);
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     free(p);
-    done();
 }
 
 /* Writes and syncs other content until the engine has made so many passes more. */
@@ -619,25 +577,24 @@ static void wait_for_passes(uint64_t passes)
     uint64_t end = figures().passes + passes;
 
     for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes < end; ms++) {
-        put_all(o, 0, (const uint8_t *)&ms, sizeof(ms));
-        ck_assert_int_eq(ht_obj_sync(o), 0);
+        put_synced(o, 0, (const uint8_t *)&ms, sizeof(ms));
         usleep(1000);
     }
     ck_assert_uint_ge(figures().passes, end);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 /* A checksum that is wrong, or the same for different bytes. */
 TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
 {
     fresh(32, false);
-    uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
+    uint8_t *p = noise(MIB, 1), *q = test_alloc(MIB);
     memcpy(q, p, MIB);
     if (_i)
         collide(p, q, MIB, ht_store_layout(s)->salt);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
-    ht_obj_put(a);
-    ht_obj_put(b);
+    put_object(a);
+    put_object(b);
     if (!_i)
         ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, true);
     mount_for_dedup(0, true);
@@ -650,8 +607,6 @@ TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
     ck_assert_uint_eq(figures().compared_bytes, 2 * MIB);
     ck_assert_uint_eq(figures().shared_bytes, 0);
     free(p);
-    free(q);
-    done();
 }
 
 /* More pairs than wait at once: they share in few transactions, and nothing waits for a pair. */
@@ -667,7 +622,7 @@ TEST(a_pass_shares_thousands_of_pairs)
     for (uint64_t i = 0; i < 2 * N; i++)
         put_all(o, i * SMALL, p + i * 4096, 4096);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_object(o);
     commit_ms = 3600000; /* until the next pass */
     mount_for_dedup(0, true);
     uint64_t transactions = stats().log.groups;
@@ -676,7 +631,6 @@ TEST(a_pass_shares_thousands_of_pairs)
     ck_assert_uint_le(figures().passes, 1); /* all in the first one */
     ck_assert_uint_lt(stats().log.groups - transactions, N / 8);
     free(p);
-    done();
 }
 
 /* ----------------------------------------------------------- beside others */
@@ -731,8 +685,7 @@ TEST(writers_readers_and_truncations_beside_it_lose_nothing)
 
     fresh(32, false);
     uint64_t before = free_bytes();
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(true, false);
     over = false;
     for (unsigned i = 0; i < N; i++) {
@@ -755,10 +708,6 @@ TEST(writers_readers_and_truncations_beside_it_lose_nothing)
         delete (w[i].o);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(free_bytes(), before);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("dedup", .timeout_s = 300);
-}
+RUN_TESTS("dedup", .timeout_s = 300, .teardown = fixture_end)

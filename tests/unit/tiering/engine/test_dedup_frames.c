@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_dedup_frames.c - compressed content that is stored twice is stored once, and nothing else about it changes. */
-#include "tiering/object/context.h"
 
-#include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/collision.h"
 #include "tests/unit/tiering/engine/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
@@ -10,9 +8,6 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/codec/frame.h"
-#include "tiering/engine/dedup.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/ref.h"
 #include <hitrain/format.h>
 
 enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64 };
@@ -40,8 +35,7 @@ static struct ht_obj *stored(const uint8_t *p, size_t n)
 {
     struct ht_obj *o = object(MIB, 0);
 
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, n);
     return o;
 }
 
@@ -63,7 +57,6 @@ static void setup(void)
 
 static void teardown(void)
 {
-    ht_obj_put(origin);
     done();
     free(content);
 }
@@ -79,11 +72,9 @@ TEST_LOOP(a_copy_that_comes_after_compression_meets_its_origin, 2)
     oid[0] = ht_obj_id(origin);
     oid[1] = ht_obj_id(copy);
     if (_i) {
-        ht_obj_put(origin);
-        ht_obj_put(copy);
         crash();
-        origin = ht_obj_get(s, oid[0]);
-        copy = ht_obj_get(s, oid[1]);
+        origin = get_object(oid[0]);
+        copy = get_object(oid[1]);
     }
     struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.shared_bytes, obj_stat(copy).stored_bytes);
@@ -93,15 +84,12 @@ TEST_LOOP(a_copy_that_comes_after_compression_meets_its_origin, 2)
     expect_frames(copy);
     expect_stored(origin, content, BYTES);
     expect_stored(copy, content, BYTES);
-    ht_obj_put(origin);
-    ht_obj_put(copy);
     crash();
-    origin = ht_obj_get(s, oid[0]);
-    copy = ht_obj_get(s, oid[1]);
+    origin = get_object(oid[0]);
+    copy = get_object(oid[1]);
     ck_assert_uint_eq(free_bytes(), once);
     expect_stored(origin, content, BYTES);
     expect_stored(copy, content, BYTES);
-    ht_obj_put(copy);
 }
 
 /* A clone of each: whatever has owners already keeps them, and the frames stay for the last one. */
@@ -124,19 +112,16 @@ TEST_LOOP(frames_stay_for_the_last_owner, 4)
         if (i % 2) {
             put_all(o[leaves], 0, content + 1, BYTES - 1); /* other bytes, and others still have these */
             ck_assert_int_eq(ht_obj_sync(o[leaves]), 0);
-            ht_obj_put(o[leaves]);
+            put_object(o[leaves]);
         } else {
             delete (o[leaves]);
         }
         ck_assert_int_eq(ht_store_commit(s), 0);
     }
     origin = o[(3 + _i) % 4];
-    ht_obj_put(use_all_space());
+    put_object(use_all_space());
     expect_stored(origin, content, BYTES);
-    uint64_t oid = ht_obj_id(origin);
-    ht_obj_put(origin);
-    remount();
-    origin = ht_obj_get(s, oid);
+    origin = after(remount, origin);
     expect_stored(origin, content, BYTES);
 }
 
@@ -144,7 +129,7 @@ TEST(a_cut_copy_keeps_its_length)
 {
     const uint64_t keep = MIB + 5000;
     struct ht_obj *copy = stored(content, BYTES);
-    uint8_t *want = calloc(1, BYTES);
+    uint8_t *want = test_alloc(BYTES);
 
     compress();
     ck_assert_int_eq(ht_obj_truncate(copy, keep), 0);
@@ -156,8 +141,6 @@ TEST(a_cut_copy_keeps_its_length)
     expect_stored(copy, want, BYTES);
     ck_assert_int_eq(ht_obj_sync(copy), 0);
     expect_stored(origin, content, BYTES);
-    ht_obj_put(copy);
-    free(want);
 }
 
 /* In the plane that a frame stores as it is, which comes first: every second byte of the content. */
@@ -170,7 +153,7 @@ static void put_in_frame(uint8_t *raw, size_t at, uint64_t word)
 TEST(frames_with_the_same_checksum_are_compared)
 {
     uint64_t word[2][COLLISION_WORDS], salt = ht_store_layout(s)->salt, sum[2];
-    uint8_t *raw[2] = {malloc(MIB), malloc(MIB)}, *frame = malloc(MIB);
+    uint8_t *raw[2] = {malloc(MIB), malloc(MIB)}, *frame = test_alloc(MIB);
     struct ht_encoder *encoder;
     struct ht_obj *o[2];
     int len[2];
@@ -196,10 +179,9 @@ TEST(frames_with_the_same_checksum_are_compared)
     ck_assert_uint_eq(st.shared_bytes, 0);
     for (unsigned i = 0; i < 2; i++) {
         expect_stored(o[i], raw[i], MIB);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
         free(raw[i]);
     }
-    free(frame);
 }
 
 /* After the comparison one of both is compressed (0), deleted (1: the owner, 2: the other) or written anew (3, 4). */
@@ -220,18 +202,17 @@ TEST_LOOP(what_has_changed_since_the_comparison_is_left_alone, 5)
     } else if (_i < 3) {
         delete (changed);
     } else {
-        put_all(changed, 0, content + MIB, MIB);
-        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        put_synced(changed, 0, content + MIB, MIB);
     }
     uint64_t before = free_bytes();
     ck_assert_int_eq(ht_dedup_share(s, &same), 1);
     ck_assert_uint_eq(free_bytes(), before);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_obj_put(use_all_space());
+    put_object(use_all_space());
     for (unsigned i = 0; i < 2; i++) {
         if (o[i] != changed || _i == 0 || _i > 2) {
             expect_stored(o[i], o[i] == changed && _i > 2 ? content + MIB : content, MIB);
-            ht_obj_put(o[i]);
+            put_object(o[i]);
         }
     }
 }
@@ -254,14 +235,13 @@ TEST_LOOP(what_cannot_be_read_is_skipped, 2)
     ck_assert_uint_eq(stats().checksum_errors + stats().read_errors, 0);
     ck_assert_uint_gt(dedup().shared_bytes, 0);
     expect_stored(copy, content, MIB);
-    ht_obj_put(copy);
 }
 
 /* Zeros that were compressed before a pass has seen them. */
 TEST(frames_of_zeros_become_holes)
 {
     uint64_t before = free_bytes();
-    uint8_t *p = calloc(1, BYTES);
+    uint8_t *p = test_alloc(BYTES);
 
     p[MIB] = 1;
     struct ht_obj *o[2] = {stored(p, BYTES), object(SMALL, 0)};
@@ -280,18 +260,10 @@ TEST(frames_of_zeros_become_holes)
     expect_stored(o[0], p, BYTES);
     expect_stored(o[1], p, SMALL);
     for (unsigned i = 0; i < 2; i++)
-        ht_obj_put(o[i]);
-    uint64_t origin_oid = ht_obj_id(origin);
-    ht_obj_put(origin);
-    remount();
-    origin = ht_obj_get(s, origin_oid);
-    o[0] = ht_obj_get(s, oid);
+        put_object(o[i]);
+    origin = after(remount, origin);
+    o[0] = get_object(oid);
     expect_stored(o[0], p, BYTES);
-    ht_obj_put(o[0]);
-    free(p);
 }
 
-int main(void)
-{
-    return run_tests("dedup_frames", .setup = setup, .teardown = teardown, .timeout_s = 300);
-}
+RUN_TESTS("dedup_frames", .setup = setup, .teardown = teardown, .timeout_s = 300)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_discard.c - devices forget free space, and nothing else. A device of memory then reads as no content does. */
-#include <pthread.h>
-#include <unistd.h>
 
 #include "tiering/io/dev.h"
 #include "tiering/api/background.h"
@@ -32,8 +30,7 @@ static struct ht_obj *stored(uint8_t byte, size_t n)
     uint8_t *p = malloc(n);
 
     memset(p, byte, n);
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, n);
     free(p);
     return o;
 }
@@ -72,7 +69,6 @@ static void teardown(void)
 TEST(what_became_free_is_discarded_once_the_log_is_durable)
 {
     struct ht_obj *kept = stored('k', BYTES), *gone = stored('g', BYTES);
-    uint64_t id = ht_obj_id(kept);
 
     delete (gone);
     background_discard(s);
@@ -86,23 +82,18 @@ TEST(what_became_free_is_discarded_once_the_log_is_durable)
     /* nothing is discarded twice */
     background_discard(s);
     ck_assert_uint_eq(counters().discarded_bytes, BYTES);
-    ht_obj_put(kept);
-    remount();
-    kept = ht_obj_get(s, id);
-    ck_assert_ptr_nonnull(kept);
+    kept = after(remount, kept);
     expect_byte(kept, 'k', BYTES);
-    ht_obj_put(kept);
 }
 
 TEST(space_that_is_in_use_again_is_not_discarded)
 {
     struct ht_obj *gone = stored('g', BYTES), *next;
 
-    delete (gone);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(gone);
     while (stats().available_bytes >= BYTES) { /* takes its place, too */
         next = stored('n', BYTES);
-        ht_obj_put(next);
+        put_object(next);
     }
     background_discard(s);
     uint64_t n = on_device('n');
@@ -113,7 +104,7 @@ TEST(space_that_is_in_use_again_is_not_discarded)
 
 TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
 {
-    struct ht_obj *kept = stored('k', BYTES);
+    (void)stored('k', BYTES);
     uint64_t bytes, free_bytes = stats().free_bytes;
 
     ht_store_verify(s, true);
@@ -123,7 +114,6 @@ TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
     ck_assert_uint_ge(bytes, free_bytes - 16 * HT_BLOCK_BYTES);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ck_assert_uint_eq(on_device('k'), BYTES);
-    ht_obj_put(kept);
     remount();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
 }
@@ -134,16 +124,14 @@ TEST(a_device_that_refuses_is_not_asked_again)
     uint64_t bytes, free_bytes;
 
     dev_fail_with(dev, HT_IO_DISCARD, 1, true, -EOPNOTSUPP);
-    delete (gone);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(gone);
     free_bytes = stats().free_bytes;
     background_discard(s);
     ck_assert_uint_eq(on_device('g'), BYTES);
     uint64_t asked = counters().discard_errors;
     ck_assert_uint_ge(asked, 1);
     gone = stored('h', BYTES);
-    delete (gone);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(gone);
     background_discard(s);
     ck_assert_int_eq(ht_store_trim(s, &bytes), -EOPNOTSUPP);
     ck_assert_uint_eq(counters().discard_errors, asked);
@@ -216,7 +204,7 @@ TEST(a_writer_waits_for_space_that_is_being_discarded)
     ht_store_unlock(s);
     pthread_join(writer, &rc);
     ck_assert_int_eq((int)(intptr_t)rc, 0);
-    ht_obj_put(o);
+    put_object(o);
     ht_store_verify(s, true);
 }
 
@@ -276,7 +264,7 @@ TEST(a_writer_does_not_wait_for_a_discard_of_a_silent_device)
         ht_alloc_release(s->alloc, &rest[i]);
     ht_store_unlock(s);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_object(o);
     ht_store_verify(s, true);
 }
 
@@ -317,9 +305,8 @@ TEST_LOOP(a_step_of_the_engine_ends_at_its_time, 2)
         ck_assert_uint_eq(most, last);
     for (unsigned i = 1; i < N; i += 2) {
         expect(o[i], 0, p, SMALL);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
-    free(p);
     ht_store_verify(s, true);
 }
 
@@ -330,8 +317,7 @@ TEST(without_the_option_nothing_is_discarded_unasked)
     fresh(32, false);
     struct ht_obj *gone = stored('g', BYTES);
 
-    delete (gone);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(gone);
     background_discard(s);
     ck_assert_uint_eq(counters().discards, 0);
     ck_assert_uint_eq(on_device('g'), BYTES);
@@ -341,9 +327,7 @@ TEST(a_read_only_store_discards_nothing)
 {
     uint64_t bytes;
 
-    ht_obj_put(stored('k', BYTES));
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(false, true);
     ck_assert_int_eq(ht_store_trim(s, &bytes), -EROFS);
     ck_assert_uint_eq(counters().discards, 0);
@@ -356,20 +340,15 @@ TEST(the_engine_discards_beside_writers)
 
     done();
     fresh(32, true);
-    struct ht_obj *kept = stored('k', BYTES);
+    (void)stored('k', BYTES);
     for (unsigned i = 0; i < ROUNDS && !counters().discards; i++) {
         struct ht_obj *o = stored('n', BYTES);
-        delete (o);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(o);
         usleep(50000);
     }
     ck_assert_uint_gt(counters().discards, 0);
-    ht_obj_put(kept);
     remount(); /* without threads */
     ck_assert_uint_eq(on_device('k'), BYTES);
 }
 
-int main(void)
-{
-    return run_tests("discard", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("discard", .setup = setup, .teardown = teardown, .timeout_s = 120)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_engines.c - threads that write, cut and read files beside all work in the background lose nothing. */
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "tests/unit/tiering/codec/content.h"
@@ -136,22 +135,17 @@ TEST(files_that_change_beside_all_engines_lose_nothing)
     expect_all();
     ht_store_verify(s, true);
     for (unsigned i = 0; i < WRITERS; i++)
-        ht_obj_put(writer[i].o);
+        put_object(writer[i].o);
     reopen();
     for (unsigned i = 0; i < WRITERS; i++) {
-        writer[i].o = ht_obj_get(s, oid[i]);
+        writer[i].o = get_object(oid[i]);
         expect_file(&writer[i]);
-        ht_obj_put(writer[i].o);
+        put_object(writer[i].o);
         free(writer[i].want);
     }
     expect_all();
     put_files();
     free(shared);
-    done();
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("engines", .timeout_s = 120);
-}
+RUN_TESTS("engines", .timeout_s = 120, .quiet = ERRORS_ONLY, .teardown = fixture_end)

@@ -3,13 +3,9 @@
  * test_next_use.c - objects whose next use a program names: they stay until then, and are read before. The tier has
  * 32 MiB, of which they have at most half.
  */
-#include <unistd.h>
 
-#include "tiering/engine/engine.h"
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/plan.h"
 
@@ -84,10 +80,6 @@ TEST(what_is_needed_stays_while_others_pass)
         scan(other);
     ck_assert_uint_eq(resident(other), 12); /* it has room beside */
     ck_assert_uint_eq(resident(o), 8);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    ht_obj_put(scanned);
-    done();
 }
 
 TEST(of_those_the_last_one_goes_first)
@@ -107,10 +99,6 @@ TEST(of_those_the_last_one_goes_first)
     ck_assert_uint_eq(resident(o[0]), 8);
     ck_assert_uint_eq(resident(o[1]), 0);
     ck_assert_uint_ge(resident(o[2]), 7);
-    for (unsigned i = 0; i < 3; i++)
-        ht_obj_put(o[i]);
-    ht_obj_put(scanned);
-    done();
 }
 
 TEST(what_is_never_needed_goes_before_all)
@@ -126,10 +114,6 @@ TEST(what_is_never_needed_goes_before_all)
     uint64_t after_ns;
     ck_assert_int_eq(ht_obj_next_use(o, &after_ns), 0);
     ck_assert(after_ns == HT_NEXT_USE_NEVER);
-    ht_obj_put(o);
-    ht_obj_put(old);
-    ht_obj_put(other);
-    done();
 }
 
 /* The use ends what was said of a chunk; forgetting ends it for all. */
@@ -152,9 +136,6 @@ TEST(after_its_use_content_is_as_any_other)
     ck_assert_int_eq(ht_obj_next_use(o, &after_ns), -ENODATA);
     scan(scanned);
     ck_assert_uint_eq(resident(o), 0);
-    ht_obj_put(o);
-    ht_obj_put(scanned);
-    done();
 }
 
 /* Also without any request: the thread looks when the time has come. */
@@ -178,10 +159,6 @@ TEST_LOOP(what_is_needed_soon_is_read_before, 2)
     read_all(o);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 8 * MIB); /* each chunk once */
     ck_assert_uint_ge(stats().readahead_hits, 8);
-    ht_obj_put(o);
-    ht_obj_put(later);
-    ht_obj_put(others);
-    done();
 }
 
 /* Reads for hints take at most half of the tier, and nothing from what is needed earlier. */
@@ -201,10 +178,6 @@ TEST(reads_for_hints_leave_the_rest_alone)
     ck_assert_uint_le(resident(big), DRAM / 2);
     ck_assert_uint_ge(resident(others), DRAM / 2 - 6);
     verify();
-    ht_obj_put(first);
-    ht_obj_put(big);
-    ht_obj_put(others);
-    done();
 }
 
 /* Half of the tier is taken by hints: a read takes the place of content that is needed later. */
@@ -227,10 +200,6 @@ TEST(a_read_takes_the_place_of_later_content)
     ck_assert_uint_eq(resident(o), 8);
     ck_assert_uint_le(resident(later), DRAM / 2 - 6);
     verify();
-    ht_obj_put(o);
-    ht_obj_put(later);
-    ht_obj_put(others);
-    done();
 }
 
 enum { LAYERS = 64 };
@@ -294,11 +263,6 @@ TEST(hints_count_more_than_a_plan)
     say(hinted, 1000 * SECOND);
     scan(scanned);
     ck_assert_uint_eq(resident(hinted), 4);
-    for (unsigned i = 0; i < LAYERS; i++)
-        ht_obj_put(o[i]);
-    ht_obj_put(hinted);
-    ht_obj_put(scanned);
-    done();
 }
 
 TEST(an_object_may_be_deleted_before_its_use)
@@ -310,8 +274,6 @@ TEST(an_object_may_be_deleted_before_its_use)
     delete (o);
     ht_store_readahead(s);
     scan(others);
-    ht_obj_put(others);
-    done();
 }
 
 TEST_LOOP(deleted_objects_leave_room_for_other_hints, 2)
@@ -325,7 +287,6 @@ TEST_LOOP(deleted_objects_leave_room_for_other_hints, 2)
     ht_store_lock(s);
     ck_assert_uint_eq(ht_next_uses_count(&s->next_uses), 0);
     ht_store_unlock(s);
-    done();
 }
 
 /* After a step of the engine that reads what is needed soon. */
@@ -358,12 +319,6 @@ TEST(with_the_last_hint_its_order_ends)
     ck_assert(!hints_lead());
     scan(scanned);
     ck_assert_uint_eq(resident(o), 0);
-    ht_obj_put(o);
-    ht_obj_put(scanned);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("next_use", .timeout_s = 120);
-}
+RUN_TESTS("next_use", .timeout_s = 120, .teardown = fixture_end)

@@ -2,10 +2,7 @@
 /* test_owners.c - walks that look at parts of the places find all owners of each place. */
 #include "tiering/engine/owners.h"
 
-#include <stdlib.h>
-
 #include "tests/support/suite.h"
-#include "tiering/base/idhash.h"
 
 enum { MOST = 64, PLACES = 500, OWNERS = 3 };
 
@@ -125,7 +122,4 @@ TEST(nothing_was_found)
     ht_owners_end(&x);
 }
 
-int main(void)
-{
-    return run_tests("owners");
-}
+RUN_TESTS("owners")

@@ -54,7 +54,7 @@ static void teardown(void)
 {
     expect_content();
     ht_store_verify(s, true);
-    ht_obj_put(cold);
+    put_object(cold);
     put_files();
     free(bytes);
     done();
@@ -188,8 +188,7 @@ TEST(copies_that_the_notes_have_no_room_for_are_read)
     for (unsigned i = 0; i < COPIES; i++) {
         copy[i] = object(SMALL, 0);
         put_all(copy[i], 0, same, SMALL);
-        ck_assert_int_eq(ht_obj_sync(copy[i]), 0);
-        ht_obj_evict(copy[i]);
+        sync_and_evict(copy[i]);
     }
     before = read_bytes();
     begin_scrub();
@@ -204,9 +203,6 @@ TEST(copies_that_the_notes_have_no_room_for_are_read)
     ck_assert_uint_eq(st.run_found, 1);
     ck_assert_uint_ge(read_bytes() - before, reads + COPIES * (uint64_t)SMALL);
     *place ^= 1;
-    for (unsigned i = 0; i < COPIES; i++)
-        ht_obj_put(copy[i]);
-    free(same);
 }
 
 /* What a commit publishes between the reads of a chunk's two references was not read yet. */
@@ -241,12 +237,6 @@ TEST(a_reference_that_is_published_beside_a_run_is_read)
         found = st.run_found;
     } while (st.state == HT_SCRUB_RUNNING);
     ck_assert_uint_eq(st.run_found, 2);
-    ht_obj_put(o);
-    free(p);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("pass", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("pass", .setup = setup, .teardown = teardown, .timeout_s = 120, .quiet = ERRORS_ONLY)

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_planner.c - the store plans accesses that repeat: it reads less, and gives up a wrong plan. */
-#include <pthread.h>
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 
-#include "tests/support/dev.h"
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/plan.h"
@@ -77,8 +74,6 @@ TEST_LOOP(a_cyclic_scan_reads_what_has_no_room, 4)
     ck_assert_uint_lt(mib, without);
     ck_assert_uint_ge(mib, chunks[_i] - DRAM);
     ck_assert_uint_le(mib, chunks[_i] - DRAM + 2 + (chunks[_i] - DRAM) / 8);
-    ht_obj_put(o);
-    done();
 }
 
 static struct ht_plan_stats plan_stats(void)
@@ -119,8 +114,6 @@ TEST(a_plan_that_does_not_match_two_steps_ends)
     ht_store_plan(s);
     ck_assert(plan_stats().active);
     ck_assert_uint_le(passes(o, 64, 4), 40);
-    ht_obj_put(o);
-    done();
 }
 
 TEST(a_tensor_may_be_deleted_while_the_plan_runs)
@@ -140,7 +133,7 @@ TEST(a_tensor_may_be_deleted_while_the_plan_runs)
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_delete(o[2], tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
-    ht_obj_put(o[2]);
+    put_object(o[2]);
     for (unsigned i = 0; i < 16 && plan_stats().dropped == 0; i++) {
         ht_store_plan(s);
         for (unsigned k = 0; k < 4; k++)
@@ -149,8 +142,7 @@ TEST(a_tensor_may_be_deleted_while_the_plan_runs)
     }
     for (unsigned i = 0; i < 4; i++)
         if (i != 2)
-            ht_obj_put(o[i]);
-    done();
+            put_object(o[i]);
 }
 
 /* Work on another tensor ends the plan, and then has the whole tier. */
@@ -169,9 +161,6 @@ TEST(other_work_gets_the_memory)
     ck_assert(!plan_stats().active);
     passes(other, 24, 3);
     ck_assert_uint_eq(pass(other, 24), 0);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    done();
 }
 
 enum { SMALL = 40 };
@@ -205,9 +194,6 @@ TEST(without_memory_there_is_no_plan)
     ck_assert(!reached && plan_stats().active);
     ck_assert_uint_gt(nth, 10);
     read_all(o);
-    for (unsigned i = 0; i < SMALL; i++)
-        ht_obj_put(o[i]);
-    done();
 }
 
 enum { LAYERS = 64 };
@@ -254,9 +240,6 @@ TEST(a_plan_reads_before_the_reader_asks)
     ck_assert_uint_ge(stats().readahead_hits - hits, mib * 3 / 4);
     ck_assert_uint_le(stats().readahead_wasted - wasted, 1);
     ck_assert(plan_stats().active);
-    for (unsigned i = 0; i < LAYERS; i++)
-        ht_obj_put(o[i]);
-    done();
 }
 
 /* Beside each layer there is state of fewer bits, whose chunks take half of a slot: reads of the plan bring it, too. */
@@ -321,10 +304,6 @@ TEST(a_prefetch_takes_the_place_of_what_is_needed_later)
     read_chunk(o[absent], 0);
     ck_assert_uint_eq(stats().device_read_bytes, before);
     ck_assert(plan_stats().active);
-    ht_obj_put(other);
-    for (unsigned i = 0; i < LAYERS; i++)
-        ht_obj_put(o[i]);
-    done();
 }
 
 /* The file has no dtype: its images are smaller than those of the plan. It gets a place, too. */
@@ -337,8 +316,7 @@ TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
     struct ht_obj *other = object(CHUNK, 0);
     memset(buf, 7, MIB);
     ck_assert_int_eq(ht_obj_write(other, 0, buf, MIB), MIB);
-    ck_assert_int_eq(ht_obj_sync(other), 0);
-    ht_obj_evict(other);
+    sync_and_evict(other);
     for (unsigned i = 0; i < LAYERS; i++)
         read_chunk(o[i], 0);
     ck_assert(plan_stats().active);
@@ -349,10 +327,6 @@ TEST(a_prefetch_of_small_chunks_gets_a_place_beside_a_plan)
     memset(buf, 7, MIB);
     expect(other, 0, buf, MIB);
     ck_assert_uint_eq(stats().device_read_bytes, before);
-    ht_obj_put(other);
-    for (unsigned i = 0; i < LAYERS; i++)
-        ht_obj_put(o[i]);
-    done();
 }
 
 enum { PARTS = 1800, VISITS = 20000, LARGE_DRAM = 96 };
@@ -395,8 +369,6 @@ TEST_LOOP(a_step_of_many_passes_has_a_plan, 2)
     ht_store_plan(s);
     ck_assert(plan_stats().active != is_small);
     ck_assert_uint_eq(plan_stats().made, !is_small);
-    ht_obj_put(o);
-    done();
 }
 
 static void *read_and_write(void *arg)
@@ -434,9 +406,6 @@ TEST(plans_are_made_and_followed_beside_other_work)
     for (unsigned i = 0; i < 2; i++)
         ck_assert_int_eq(pthread_join(t[i], NULL), 0);
     ck_assert_uint_gt(plan_stats().made, 0);
-    for (unsigned i = 0; i < 4; i++)
-        ht_obj_put(o[i / 2][i % 2]);
-    done();
 }
 
 /* What fits into memory needs no plan. */
@@ -448,8 +417,6 @@ TEST(without_need_there_is_no_plan)
     ht_store_plan(s);
     ck_assert(!plan_stats().active);
     ck_assert_uint_eq(plan_stats().made, 0);
-    ht_obj_put(o);
-    done();
 }
 
 /* Else the thread reads it over and over. */
@@ -469,12 +436,6 @@ TEST(a_plan_passes_by_what_cannot_be_read)
     }
     /* The clock decides how many reads are due at once; each chunk is read about once. */
     ck_assert_uint_le(stats().device_read_bytes - before, LAYERS * (uint64_t)MIB);
-    for (unsigned i = 0; i < LAYERS; i++)
-        ht_obj_put(o[i]);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("planner", .timeout_s = 60);
-}
+RUN_TESTS("planner", .timeout_s = 60, .teardown = fixture_end)

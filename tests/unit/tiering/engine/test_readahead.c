@@ -3,12 +3,9 @@
  * test_readahead.c - reading ahead of a sequential reader: the reader finds its bytes, others pay nothing, and it is
  * counted.
  */
-#include <pthread.h>
 #include <sched.h>
 
 #include "tiering/io/gate.h"
-#include "tiering/object/context.h"
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = 1 << 16, TENSOR = 1 << 20, PASSES = 6 };
@@ -38,8 +35,7 @@ static struct ht_obj *cold(uint32_t chunk_bytes, size_t bytes)
     struct ht_obj *o = object(chunk_bytes, 0);
 
     put_all(o, 0, want, bytes);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     ck_assert_uint_eq(obj_stat(o).resident_bytes, 0);
     return o;
 }
@@ -53,12 +49,10 @@ static struct ht_obj *begin(uint32_t chunk_bytes, size_t bytes)
     return cold(chunk_bytes, bytes);
 }
 
-static void end(struct ht_obj *o)
+static void end(void)
 {
     ht_obj_reader_end(&reader);
-    ht_obj_put(o);
-    done();
-    free(want);
+    fixture_end();
 }
 
 /* As its thread would, were it quick. */
@@ -85,7 +79,6 @@ TEST(a_stream_misses_once)
     ck_assert_uint_eq(st.readahead_chunks, 31);
     ck_assert_uint_eq(st.readahead_hits, 31);
     ck_assert_uint_eq(st.readahead_wasted, 0);
-    end(o);
 }
 
 TEST(a_stream_downwards_misses_little)
@@ -100,7 +93,6 @@ TEST(a_stream_downwards_misses_little)
     ck_assert_uint_eq(st.readahead_chunks, 62);
     ck_assert_uint_eq(st.readahead_hits, 62);
     ck_assert_uint_eq(st.readahead_wasted, 0);
-    end(o);
 }
 
 /* As a file of saved tensors is read: each whole, in descending order. */
@@ -115,7 +107,6 @@ TEST(blocks_in_descending_order_miss_little)
     ck_assert_uint_le(obj_stat(o).misses, 24);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 8 * MIB);
     ck_assert_uint_eq(stats().readahead_wasted, 0);
-    end(o);
 }
 
 /* Up, down, and up again with one descriptor; at each turn the chunks that were read are evicted. */
@@ -131,7 +122,6 @@ TEST(a_reader_that_turns_finds_its_bytes)
         ck_assert_uint_le(obj_stat(o).misses - misses, 16);
         misses = obj_stat(o).misses;
     }
-    end(o);
 }
 
 /* Other requests have nearly all that the gate gives: one chunk after the other, until no reader is pending. */
@@ -153,7 +143,6 @@ TEST(a_nearly_full_gate_feeds_all_readers)
     while (n > 0)
         ht_permit_put(&permit[--n]);
     ck_assert_uint_gt(stats().readahead_chunks, 1);
-    end(o);
 }
 
 TEST(who_reads_anywhere_has_nothing_read_ahead)
@@ -163,7 +152,6 @@ TEST(who_reads_anywhere_has_nothing_read_ahead)
     for (unsigned i = 1; i < 60; i++)
         read_and_feed(o, i * 37 % 64 * (uint64_t)SMALL, 4096);
     ck_assert_uint_eq(stats().readahead_chunks, 0);
-    end(o);
 }
 
 TEST(a_read_elsewhere_takes_back_what_was_asked_for)
@@ -177,7 +165,6 @@ TEST(a_read_elsewhere_takes_back_what_was_asked_for)
     ht_obj_reader_end(&reader);
     ht_store_readahead(s);
     ck_assert_uint_eq(stats().readahead_chunks, 0);
-    end(o);
 }
 
 TEST(what_is_read_ahead_and_not_used_is_waste)
@@ -188,7 +175,6 @@ TEST(what_is_read_ahead_and_not_used_is_waste)
     ck_assert_uint_eq(stats().readahead_chunks, 2);
     ht_obj_evict(o);
     ck_assert_uint_eq(stats().readahead_wasted, 2);
-    end(o);
 }
 
 /* One descriptor reads the same data again, as training does. */
@@ -201,7 +187,6 @@ TEST(who_begins_again_is_read_ahead_of_again)
         read_all(o, 2 * MIB, SMALL);
         ck_assert_uint_eq(obj_stat(o).misses, pass);
     }
-    end(o);
 }
 
 /* Chunks that no reader used take no room from others while there is enough. */
@@ -220,8 +205,7 @@ TEST(those_who_read_only_the_beginning_leave_others_room)
     read_all(o, 2 * MIB, SMALL);
     ck_assert_uint_eq(obj_stat(o).misses, 1);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(head); i++)
-        ht_obj_put(head[i]);
-    end(o);
+        put_object(head[i]);
 }
 
 /* Dirty chunks stay, and are not written to make room. */
@@ -237,9 +221,7 @@ TEST(it_takes_no_room_from_what_is_dirty)
     ck_assert_uint_eq(obj_stat(dirty).dirty_bytes, 7 * MIB);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 4 * MIB);
     expect(dirty, 0, p, 7 * MIB);
-    ht_obj_put(dirty);
-    end(o);
-    free(p);
+    put_object(dirty);
 }
 
 /* The reader gets the error. */
@@ -256,7 +238,6 @@ TEST(what_cannot_be_read_ahead_is_the_readers_error)
     ck_assert_uint_eq(stats().read_errors, 1);
     dev_fail(dev, HT_IO_READ, 0, false);
     read_at(o, &reader, SMALL, SMALL);
-    end(o);
 }
 
 TEST(a_prefetch_reads_all_of_it_at_once)
@@ -272,7 +253,6 @@ TEST(a_prefetch_reads_all_of_it_at_once)
     ck_assert_int_eq(ht_obj_prefetch(o), -EIO);
     ck_assert_uint_eq(stats().read_errors, 1);
     expect(o, 0, want, 4 * MIB + 5000);
-    end(o);
 }
 
 /* Reads all of an object. Returns how many MiB the device gave. */
@@ -310,8 +290,7 @@ TEST_LOOP(a_prefetch_takes_the_place_of_content_that_was_used_before, 2)
     ck_assert_uint_eq(resident, came);
     ck_assert_uint_eq(read_again(large, came), 0);
     for (unsigned i = 0; i < 3; i++)
-        ht_obj_put(others[i]);
-    end(large);
+        put_object(others[i]);
 }
 
 TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
@@ -326,8 +305,7 @@ TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
     ck_assert_uint_eq(stats().device_written_bytes, before);
     ck_assert_uint_eq(obj_stat(dirty).resident_bytes, 3 * MIB);
     expect(dirty, 0, want, 3 * MIB);
-    ht_obj_put(dirty);
-    end(o);
+    put_object(dirty);
 }
 
 struct client {
@@ -403,8 +381,7 @@ TEST_LOOP(a_device_that_several_wait_for_is_given_nothing_more, 2)
     read_and_feed(o, 0, SMALL);
     ck_assert_uint_gt(stats().readahead_chunks, 0);
     ht_obj_reader_end(&one);
-    ht_obj_put(other);
-    end(o);
+    put_object(other);
 }
 
 /* With its thread, in a tier that holds a part of the data, beside threads that write and evict. */
@@ -423,12 +400,9 @@ TEST(streams_beside_each_other_read_what_was_written)
         pthread_join(c[i].thread, NULL);
     ck_assert_uint_gt(stats().readahead_hits, 0);
     for (unsigned i = 0; i < 4; i++)
-        ht_obj_put(c[i].o);
+        put_object(c[i].o);
     done();
     free(want);
 }
 
-int main(void)
-{
-    return run_tests("readahead", .timeout_s = 60);
-}
+RUN_TESTS("readahead", .teardown = end, .timeout_s = 60)

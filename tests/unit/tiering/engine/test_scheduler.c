@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scheduler.c - lanes with rows that do nothing but count: turns, budgets, pace, pauses, wakes and ends. */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -26,6 +25,7 @@ struct fake {
 };
 
 static struct ht_lane lane;
+static bool made;
 static struct fake a, b;
 static _Atomic uint64_t foreground; /* bytes that others moved */
 static _Atomic bool busy;           /* others move some between any two looks */
@@ -86,6 +86,7 @@ static void make(const struct ht_lane_config *config, const struct ht_engine_typ
     busy = false;
     a.says = b.says = HT_STEP_IDLE;
     ht_lane_init(&lane, config);
+    made = true;
     ht_lane_add(&lane, &a.row, type, &a, rate_bytes);
     ht_lane_add(&lane, &b.row, type, &b, rate_bytes);
 }
@@ -98,22 +99,21 @@ static void start(const struct ht_engine_type *type)
 
 static void end(void)
 {
+    if (!made)
+        return;
     ht_lane_stop(&lane);
     ht_lane_destroy(&lane);
+    made = false;
 }
 
 static void wait_for_steps(struct fake *f, uint64_t steps)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && f->steps < steps; ms++)
-        usleep(1000);
-    ck_assert_uint_ge(f->steps, steps);
+    WAIT_FOR(f->steps >= steps);
 }
 
 static void wait_until_inside(struct fake *f)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && !f->inside; ms++)
-        usleep(1000);
-    ck_assert(f->inside);
+    WAIT_FOR(f->inside);
 }
 
 static struct ht_row_figures figures(struct fake *f)
@@ -131,9 +131,7 @@ static enum ht_background_state state(struct fake *f)
 
 static void wait_until_idle(struct fake *f)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && state(f) != HT_BACKGROUND_IDLE; ms++)
-        usleep(1000);
-    ck_assert_uint_eq(state(f), HT_BACKGROUND_IDLE);
+    WAIT_FOR(state(f) == HT_BACKGROUND_IDLE);
 }
 
 /* ---------------------------------------------------------------- turns */
@@ -150,7 +148,6 @@ TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
     usleep(50000);
     ck_assert_uint_eq(a.steps, 2);
     ck_assert_uint_eq(b.steps, 1);
-    end();
 }
 
 TEST(a_row_steps_at_the_time_that_it_asks_for)
@@ -163,7 +160,6 @@ TEST(a_row_steps_at_the_time_that_it_asks_for)
     wait_for_steps(&a, 6);
     for (unsigned i = 2; i < 6; i++)
         ck_assert_uint_ge(a.at_ns[i] - a.at_ns[i - 1], 50 * MS);
-    end();
 }
 
 /* The commit timer's turn comes also while the tier is under pressure that does not end. */
@@ -183,7 +179,6 @@ TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
     uint64_t of_a = a.steps, of_b = b.steps;
     wait_for_steps(&b, of_b + 1000);
     ck_assert_uint_ge(a.steps - of_a, 500);
-    end();
 }
 
 /* Woken inside its step, after it has looked: it looks again. */
@@ -198,7 +193,6 @@ TEST(no_wake_is_lost)
     (void)ht_row_wake(&a.row);
     a.held = false;
     wait_for_steps(&a, before + 1);
-    end();
 }
 
 /* -------------------------------------------------------- budgets and pace */
@@ -221,7 +215,6 @@ TEST_LOOP(a_row_keeps_to_its_rate_and_yields_to_others, 2)
     uint64_t moved = figures(&a).bytes - before, took_ns = ht_now_ns() - begin_ns;
     ck_assert_uint_le(moved, (uint64_t)(RATE * 1.2 * (double)took_ns / 1e9) / (busy ? 2 : 1));
     ck_assert_uint_ge(moved, RATE / 10);
-    end();
 }
 
 /* As the command that stops a scrub does. */
@@ -240,7 +233,6 @@ TEST(a_wake_ends_the_wait_for_the_pace)
     (void)ht_row_wake(&a.row);
     wait_for_steps(&a, steps + 1);
     ck_assert_uint_eq(a.budget, 10);
-    end();
 }
 
 /* Whatever the rate. */
@@ -282,7 +274,6 @@ TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
     wait_for_steps(&a, steps + 10);
     a.says = HT_STEP_IDLE;
     wait_until_idle(&a);
-    end();
 }
 
 static void wait_for_rests(struct fake *f, uint64_t rests)
@@ -314,7 +305,6 @@ TEST(a_row_rests_once_in_each_pause)
         ck_assert_int_eq(ht_row_resume(&a.row), 0);
     }
     ck_assert_uint_eq(b.rests, 0);
-    end();
 }
 
 /* One whose thread waits for work that comes later. */
@@ -331,7 +321,6 @@ TEST(a_row_that_sleeps_rests_when_it_is_paused)
     ht_row_pause(&a.row);
     wait_for_rests(&a, 1);
     ck_assert_uint_eq(a.steps, steps);
-    end();
 }
 
 static bool has_thread(void)
@@ -353,9 +342,7 @@ TEST_LOOP(a_wake_during_a_pause_is_kept, 2)
     uint64_t steps = a.steps;
     ht_row_pause(&a.row);
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && has_thread(); ms++)
-        usleep(1000);
-    ck_assert(!has_thread());
+    WAIT_FOR(!has_thread());
     ck_assert_uint_eq(a.steps, steps);
     ck_assert_int_eq(ht_row_resume(&a.row), 0);
     wait_for_steps(&a, steps + 1);
@@ -384,7 +371,6 @@ TEST(a_pause_does_not_count_as_time_of_the_run)
     uint64_t resumed_ns = ht_now_ns();
     ck_assert_int_eq(ht_row_resume(&a.row), 0);
     ck_assert_uint_le(figures(&a).run_ns, run_ns + (ht_now_ns() - resumed_ns) + PAUSE_NS / 2);
-    end();
 }
 
 /* As the end of a scrub does, which would wait for ever else. */
@@ -410,7 +396,6 @@ TEST_LOOP(the_wake_that_ends_work_passes_pause_and_budget, 2)
     wait_for_steps(&a, steps + 1);
     usleep(50000);
     ck_assert_uint_eq(a.steps, steps + 1);
-    end();
 }
 
 static enum ht_step burn_step(void *ctx, struct ht_budget *budget)
@@ -449,7 +434,6 @@ TEST_LOOP(rows_of_a_lane_share_its_budget, 2)
     ck_assert_uint_gt(x.cpu_ns, 0);
     ck_assert_uint_eq(x.run_bytes, x.bytes); /* never idle */
     ck_assert_uint_gt(x.run_ns, 0);
-    end();
 }
 
 /* ----------------------------------------------------------------- blocked */
@@ -471,7 +455,6 @@ TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
     ck_assert_uint_ge(figures(&a).blocked, 2);
     a.says = HT_STEP_IDLE;
     wait_for_steps(&a, a.steps + 1); /* and goes on by itself */
-    end();
 }
 
 TEST(a_lane_stops_while_a_row_is_blocked)
@@ -585,7 +568,6 @@ TEST(a_row_ends_after_the_step_that_runs_and_steps_no_more)
     while (b.steps == others)
         usleep(1000);
     ck_assert_uint_eq(a.steps, steps);
-    end();
 }
 
 TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
@@ -598,9 +580,7 @@ TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
         wait_until_inside(&a);
         ck_assert(has_thread());
         a.held = false;
-        for (unsigned ms = 0; ms < WAIT_MS_MAX && has_thread(); ms++)
-            usleep(1000);
-        ck_assert(!has_thread());
+        WAIT_FOR(!has_thread());
     }
     ck_assert_uint_eq(a.steps, 3);
     ck_assert_uint_eq(b.steps, 0);
@@ -655,9 +635,7 @@ static void begin_serving(struct server *x, bool once)
 
 static void wait_until_own_thread_ends(void)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && has_thread(); ms++)
-        usleep(1000);
-    ck_assert(!has_thread());
+    WAIT_FOR(!has_thread());
 }
 
 static void make_lent(const struct ht_engine_type *type)
@@ -686,7 +664,6 @@ TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     usleep(50000);
     ck_assert_uint_eq(a.steps, 1);
-    end();
 }
 
 /* At most one step more, whatever there is to do. */
@@ -714,7 +691,6 @@ TEST(a_thread_that_is_recalled_leaves_after_its_step)
     wait_for_steps(&a, 10);
     ht_lane_recall(&lane);
     pthread_join(x.thread, NULL);
-    end();
 }
 
 TEST(a_thread_that_serves_once_makes_one_step_or_none)
@@ -729,7 +705,6 @@ TEST(a_thread_that_serves_once_makes_one_step_or_none)
     ht_lane_recall(&lane); /* its one step is due all the same */
     ck_assert(ht_lane_serve(&lane, true));
     ck_assert_uint_eq(a.steps, 2);
-    end();
 }
 
 TEST(a_lane_is_taken_back_after_the_step_that_runs)
@@ -751,7 +726,6 @@ TEST(a_lane_is_taken_back_after_the_step_that_runs)
     wait_for_steps(&a, 10); /* by its own thread, without a wake */
     ck_assert(has_thread());
     ck_assert(!ht_lane_serve(&lane, false));
-    end();
 }
 
 /* Its own thread has work when it is lent: the other one goes on with that. */
@@ -771,7 +745,6 @@ TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
     ck_assert(!has_thread());
     ht_lane_recall(&lane);
     pthread_join(x.thread, NULL);
-    end();
 }
 
 /* The caller waits for that step, and the threads that could serve may be busy for long. */
@@ -785,7 +758,6 @@ TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
         wait_until_own_thread_ends();
         ck_assert_uint_eq(a.steps, i);
     }
-    end();
 }
 
 /* It waits for the step that a serving thread makes: a row makes one at a time. */
@@ -805,7 +777,6 @@ TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
     a.held = false;
     pthread_join(x.thread, NULL);
     wait_for_steps(&a, 2);
-    end();
 }
 
 static void wait_until_served(void)
@@ -850,7 +821,6 @@ TEST(a_row_of_a_lane_that_is_lent_rests_in_a_pause)
     ht_lane_recall(&lane);
     pthread_join(x.thread, NULL);
     ck_assert_uint_eq(a.steps, 1);
-    end();
 }
 
 /* The thread that serves is free meanwhile: it is recalled, and does not wait. */
@@ -873,7 +843,6 @@ TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
     wait_until_own_thread_ends();
     ck_assert(ht_lane_serve(&lane, true)); /* what follows is the other's again */
     ck_assert_uint_eq(a.longs, 1);
-    end();
 }
 
 TEST(a_row_with_long_steps_is_paused_as_others_are)
@@ -916,10 +885,6 @@ TEST(without_its_own_thread_another_one_makes_a_long_step)
     }
     wrap_fail(WRAP_THREAD, 0, false);
     ck_assert(!has_thread());
-    end();
 }
 
-int main(void)
-{
-    return run_tests("scheduler", .timeout_s = 120);
-}
+RUN_TESTS("scheduler", .teardown = end, .timeout_s = 120)

@@ -4,12 +4,9 @@
  */
 #include "tests/unit/tiering/engine/scrub.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/wrap.h"
-#include "tiering/api/background.h"
 #include "tiering/base/event.h"
 #include "tiering/engine/engine.h"
 #include "tiering/io/dev.h"
@@ -48,7 +45,8 @@ static void teardown(void)
 TEST(a_sound_store_is_read_whole_and_nothing_found)
 {
     uint8_t *p = pattern(3 * BIG, 1);
-    struct ht_obj *o = stored(p, 3 * BIG - 100, 0);
+
+    (void)stored(p, 3 * BIG - 100, 0);
     struct ht_scrub_stats st = scrub();
 
     ck_assert_uint_eq(st.run_found, 0);
@@ -56,8 +54,6 @@ TEST(a_sound_store_is_read_whole_and_nothing_found)
     ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
     ck_assert_uint_eq(st.runs, 1);
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 1);
-    ht_obj_put(o);
-    free(p);
 }
 
 /* As a forged log may have it. */
@@ -68,15 +64,13 @@ TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
     uint64_t oid = ht_obj_id(o), place = place_of(p, BIG);
 
     ht_chunk_find(o, 0)->pub.visible = 0;
-    ht_obj_put(o);
+    put_object(o);
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     remount();
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     ck_assert_int_eq(ht_obj_read(o, 0, p, 4096), 4096); /* it has an image */
     damage(place);
     expect_found(1, 0);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST_LOOP(a_superblock_copy_is_written_anew, HT_SUPER_COPIES)
@@ -109,26 +103,21 @@ static uint64_t log_place(unsigned copy)
 TEST_LOOP(a_log_frame_is_written_anew_from_the_other_copy, 2)
 {
     uint8_t *p = pattern(SMALL, 1);
-    struct ht_obj *o[8];
 
     for (unsigned i = 0; i < 8; i++)
-        o[i] = stored(p, SMALL, 0);
+        (void)stored(p, SMALL, 0);
     damage(log_place((unsigned)_i) + 100);              /* the first frame */
     damage(log_place((unsigned)_i) + 5 * 4096 + 8);     /* a header in the middle */
     memset(ram() + log_place(!_i) + 3 * 4096, 0, 4096); /* one that is gone, in the other copy */
     expect_found(3, 3);
     expect_found(0, 0);
     ck_assert_int_eq(memcmp(ram() + log_place(0), ram() + log_place(1), 8 * 4096), 0);
-    for (unsigned i = 0; i < 8; i++)
-        ht_obj_put(o[i]);
-    free(p);
 }
 
 TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
 {
     uint8_t *p = pattern(SMALL, 1);
     struct ht_obj *o = stored(p, SMALL, 0);
-    uint64_t oid = ht_obj_id(o);
 
     damage(log_place(0) + 100);
     damage(log_place(1) + 100);
@@ -136,12 +125,8 @@ TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
     ck_assert_uint_eq(events[HT_EVENT_LOG_DAMAGED], 1);
     ck_assert_int_eq(ht_store_checkpoint(s), 0); /* which the thread would have done */
     expect_found(0, 0);
-    ht_obj_put(o);
-    remount();
-    o = ht_obj_get(s, oid);
+    o = after(remount, o);
     expect(o, 0, p, SMALL);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
@@ -159,9 +144,6 @@ TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
     put_all(o, 0, p, BIG); /* writing it heals */
     ck_assert_int_eq(ht_obj_sync(o), 0);
     expect_found(0, 0);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    free(p);
 }
 
 TEST_LOOP(a_published_chunk_is_written_to_another_place_from_its_clean_image, 2)
@@ -176,19 +158,15 @@ TEST_LOOP(a_published_chunk_is_written_to_another_place_from_its_clean_image, 2)
     ck_assert_uint_eq(stats().available_bytes, free_bytes);
     ck_assert_uint_eq(obj_stat(o).dirty_bytes, 0);
     ck_assert(!obj_stat(o).unpublished);
-    ht_obj_put(o);
     crash();
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect(o, 0, p, BIG - 5000);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST_LOOP(what_was_cut_off_is_not_needed_for_a_repair, 2)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
-    uint64_t oid = ht_obj_id(o);
 
     ck_assert_int_eq(ht_obj_truncate(o, 300000), 0);
     if (_i)
@@ -198,13 +176,9 @@ TEST_LOOP(what_was_cut_off_is_not_needed_for_a_repair, 2)
     expect_found(1, 1);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     expect_found(0, 0);
-    ht_obj_put(o);
-    crash();
-    o = ht_obj_get(s, oid);
+    o = after(crash, o);
     ck_assert_uint_eq(ht_obj_size(o), 300000);
     expect(o, 0, p, 300000);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
@@ -219,9 +193,6 @@ TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
     expect_found(0, 0);
     ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
     expect(o, 0, p, BIG);
-    ht_obj_put(o);
-    free(q);
-    free(p);
 }
 
 TEST(a_dirty_image_is_written_back_at_once)
@@ -238,9 +209,6 @@ TEST(a_dirty_image_is_written_back_at_once)
     expect_found(0, 0);
     ht_obj_evict(o);
     expect(o, 0, q, BIG);
-    ht_obj_put(o);
-    free(q);
-    free(p);
 }
 
 TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
@@ -253,13 +221,9 @@ TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     damage(place_of(p, BIG) + 4242);
     expect_found(1, 1);
-    ht_obj_put(o);
     crash(); /* before the commit: the step is not there, the repair is */
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect(o, 0, p, 2 * BIG);
-    ht_obj_put(o);
-    free(q);
-    free(p);
 }
 
 TEST(a_full_store_repairs_nothing_and_says_so)
@@ -274,12 +238,8 @@ TEST(a_full_store_repairs_nothing_and_says_so)
     damage(place_of(p, BIG) + 1);
     expect_found(1, 0);
     expect(o, 0, p, BIG);
-    delete (big);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(big);
     expect_found(1, 1);
-    ht_obj_put(o);
-    free(fill);
-    free(p);
 }
 
 /* Reads of a run that finds nothing. */
@@ -308,8 +268,8 @@ TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
 {
     static const char reported[] = ": the device reports: Structure needs cleaning; ";
     uint8_t *p = pattern(BIG, 1);
-    struct ht_obj *o = stored(p, BIG, 0);
 
+    (void)stored(p, BIG, 0);
     damage(place_of(p, BIG) + 1);
     expect_event("chunk 0 of object ", ": its checksum is wrong; ", -EUCLEAN);
     /* A run reads the superblocks first, and the chunk last. */
@@ -324,14 +284,13 @@ TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
     damage(ht_super_offset(ht_dev_size(dev), 1));
     expect_event("superblock copy 1 on ", ": not a hitrain superblock; ", -EUCLEAN);
     expect_found(0, 0);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
 {
     uint8_t *p = pattern(BIG, 1);
-    struct ht_obj *o = stored(p, BIG, 0);
+
+    (void)stored(p, BIG, 0);
     struct ht_scrub_stats st;
     unsigned reads = reads_of_run(); /* the chunk is the last one */
 
@@ -342,15 +301,12 @@ TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
     ck_assert_uint_eq(st.run_found, 1);
     ck_assert_uint_eq(st.run_repaired, 1); /* from its image */
     dev_fail(dev, HT_IO_READ, 0, false);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST(every_read_or_write_may_fail_and_a_run_ends)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
-    uint64_t oid = ht_obj_id(o);
 
     for (unsigned nth = 1; nth < 20; nth++) {
         enum ht_io_op op = nth % 2 ? HT_IO_READ : HT_IO_WRITE;
@@ -360,12 +316,8 @@ TEST(every_read_or_write_may_fail_and_a_run_ends)
         ck_assert_uint_ge(st.run_found, st.run_repaired);
     }
     expect_found(0, 0);
-    ht_obj_put(o);
-    remount();
-    o = ht_obj_get(s, oid);
+    o = after(remount, o);
     expect(o, 0, p, BIG);
-    ht_obj_put(o);
-    free(p);
 }
 
 static uint64_t read_bytes(void)
@@ -400,10 +352,6 @@ TEST(content_of_several_owners_is_read_once_in_each_run)
     expect_found(3, 0); /* a finding for each owner */
     damage(place);      /* and back */
     expect_found(0, 0);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(other); i++)
-        ht_obj_put(other[i]);
-    ht_obj_put(o);
-    free(p);
 }
 
 TEST(a_read_only_store_is_looked_at_and_left_alone)
@@ -412,22 +360,17 @@ TEST(a_read_only_store_is_looked_at_and_left_alone)
     struct ht_obj *o = stored(p, BIG, 0);
     uint64_t oid = ht_obj_id(o), place = place_of(p, BIG);
 
-    ht_obj_put(o);
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     mount_with(false, true);
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect(o, 0, p, BIG); /* an image, so that it could be repaired */
     damage(place);
     damage(ht_super_offset(ht_dev_size(dev), 1) + 200);
     damage(log_place(1) + 100);
-    uint8_t *before = malloc(ht_dev_size(dev));
+    uint8_t *before = test_alloc(ht_dev_size(dev));
     memcpy(before, ram(), ht_dev_size(dev));
     expect_found(3, 0);
     ck_assert_int_eq(memcmp(before, ram(), ht_dev_size(dev)), 0);
-    free(before);
-    ht_obj_put(o);
-    free(p);
 }
 
 /* -------------------------------------------------------------- the thread */
@@ -450,13 +393,12 @@ TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
     struct ht_scrub_stats st;
     uint8_t *p = pattern(8 * BIG, 1);
 
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .scrub_rate_bytes = 1000};
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
-    ht_obj_put(stored(p, 8 * BIG, 0));
+    put_object(stored(p, 8 * BIG, 0));
     ck_assert_int_eq(ht_store_scrub_stop(s), -ESRCH);
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(ht_store_scrub_start(s), 0);
@@ -475,8 +417,7 @@ TEST(a_paused_one_stops_although_no_thread_begins)
 {
     struct ht_scrub_stats st;
 
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
@@ -505,8 +446,7 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     uint8_t *p = pattern(N * SMALL, 1);
     struct ht_obj *o = object(SMALL, 0);
 
-    put_all(o, 0, p, N * SMALL);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, N * SMALL);
     ck_assert_int_eq(ht_store_background_pause(s, NULL), 0); /* no thread begins */
     ck_assert_int_eq(ht_store_scrub_start(s), 0);
     dev_set_delay(dev, slow ? 6 : 0);
@@ -522,8 +462,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_ge(st.run_bytes, N * SMALL);
     ck_assert_uint_ge(most, SMALL);
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT + SMALL);
-    ht_obj_put(o);
-    free(p);
 }
 
 /* The row makes no run after the unmount, so no thread would end one. */
@@ -573,8 +511,7 @@ TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
     struct load l[THREADS];
     struct ht_scrub_stats st;
 
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
+    unmount_store();
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
@@ -594,7 +531,7 @@ TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
     enough = true;
     for (unsigned i = 0; i < THREADS; i++) {
         pthread_join(l[i].thread, NULL);
-        ht_obj_put(l[i].o);
+        put_object(l[i].o);
         free(l[i].p);
     }
     ht_store_scrub_stats(s, &st);
@@ -758,14 +695,12 @@ TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES *CHANGES)
         expect_found(0, 0);
     ht_obj_evict(b.o);
     expect_changed(&b);
-    ht_obj_put(b.o);
-    ht_obj_put(b.other);
     crash();
-    b.o = ht_obj_get(s, oid);
-    b.other = ht_obj_get(s, other);
+    b.o = get_object(oid);
+    b.other = get_object(other);
     expect_changed(&b);
-    ht_obj_put(b.o);
-    ht_obj_put(b.other);
+    put_object(b.o);
+    put_object(b.other);
     free(b.q);
     free(b.p);
 }
@@ -790,7 +725,7 @@ TEST_LOOP(bad_bytes_are_found_for_the_owner_that_still_has_them, 2)
     ck_assert_uint_ge(st.run_found, 1); /* 2: the change came late */
     expect(b.o, 0, b.q, BIG);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(owner); i++)
-        ht_obj_put(owner[i]);
+        put_object(owner[i]);
     free(b.p);
     free(b.q);
 }
@@ -799,7 +734,6 @@ TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
-    uint64_t oid = ht_obj_id(o);
     struct ht_dev_counters before, now;
     struct ht_tx *tx;
 
@@ -819,16 +753,8 @@ TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
     cut(o, BIG);
     expect_cut(o, p);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
-    crash();
-    o = ht_obj_get(s, oid);
+    o = after(crash, o);
     expect_cut(o, p);
-    ht_obj_put(o);
-    free(p);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("scrub", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("scrub", .setup = setup, .teardown = teardown, .timeout_s = 120, .quiet = ERRORS_ONLY)

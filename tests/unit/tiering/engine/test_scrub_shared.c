@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scrub_shared.c - bad bytes of several owners get another place, for all of them if that can be. */
-#include <pthread.h>
-#include <unistd.h>
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 
 #include "tests/unit/tiering/engine/scrub.h"
 
-#include "tiering/base/log.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/scrub_chunk.h"
 
@@ -57,17 +53,16 @@ TEST_LOOP(all_owners_of_bad_bytes_move_together, 5)
     for (unsigned i = 0; i < OWNERS; i++) {
         ck_assert(is_same_place(owner[0], owner[i]));
         oid[i] = ht_obj_id(owner[i]);
-        ht_obj_put(owner[i]);
+        put_object(owner[i]);
     }
     ht_store_verify(s, true);
     crash();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     for (unsigned i = 0; i < OWNERS; i++) {
-        owner[i] = ht_obj_get(s, oid[i]);
+        owner[i] = get_object(oid[i]);
         expect(owner[i], 0, p, BIG);
-        ht_obj_put(owner[i]);
+        put_object(owner[i]);
     }
-    free(p);
 }
 
 /* An owner that shows more than the image has, or that is newer, does not keep the others from a repair. */
@@ -106,10 +101,6 @@ TEST_LOOP(bad_bytes_stay_with_owners_that_cannot_move, 2)
         ck_assert_int_eq(ht_obj_read(other, 0, &byte, 1), -EIO);
     else
         expect(other, 0, p, BIG - 1);
-    ht_obj_put(o);
-    ht_obj_put(cut);
-    ht_obj_put(other);
-    free(p);
 }
 
 /* A thread holds another owner all the time: scrub does not wait for ever, and mends the one that it can. */
@@ -144,9 +135,6 @@ TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
     ht_obj_evict(other);
     expect(o, 0, p, BIG);
     expect(other, 0, p, BIG);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    free(p);
 }
 
 /* Each owner is found, in each run. But the bytes are read twice, and not for each of them. */
@@ -175,9 +163,8 @@ TEST(lost_bytes_are_found_for_each_owner)
     for (unsigned i = 0; i < OWNERS; i++) {
         ck_assert(is_same_place(owner[0], owner[i]));
         expect(owner[i], 0, p, BIG);
-        ht_obj_put(owner[i]);
+        put_object(owner[i]);
     }
-    free(p);
 }
 
 static _Atomic bool stop; /* the run should end */
@@ -216,9 +203,6 @@ TEST_LOOP(a_run_that_stops_looks_for_no_other_owners, 2)
         free(x.buf);
         ht_ref_forget(&x.ref);
     }
-    ht_obj_put(o);
-    ht_obj_put(other);
-    free(p);
 }
 
 /* The run has found no image of the bytes, and then an owner gets one. */
@@ -247,9 +231,6 @@ TEST(a_late_image_of_lost_bytes_mends_them)
     ck_assert(is_same_place(o, late));
     ht_obj_evict(late);
     expect(o, 0, p, BIG);
-    ht_obj_put(o);
-    ht_obj_put(late);
-    free(p);
 }
 
 /* They follow each other in parts. */
@@ -260,9 +241,7 @@ TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
 
     done();
     fresh_with_log(32, HT_LOG_BYTES_MIN, true);
-    struct ht_obj *first = object(SMALL, 0);
-    put_all(first, 0, p, SMALL);
-    ck_assert_int_eq(ht_obj_sync(first), 0);
+    struct ht_obj *first = synced_object(SMALL, 0, p, SMALL);
     struct ht_obj *o = object(SMALL, 0);
     for (uint64_t i = 0; i < OWNERS; i++)
         ck_assert_int_eq(ht_obj_clone(first, 0, o, i * SMALL, SMALL), SMALL);
@@ -277,16 +256,12 @@ TEST(owners_of_bad_bytes_without_room_in_the_log_move_nevertheless)
     ck_assert(is_same_place(first, o));
     ht_store_log_unreserve(s, aside);
     ht_store_verify(s, true);
-    ht_obj_put(first);
-    ht_obj_put(o);
     crash();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     for (uint64_t i = 0; i < OWNERS; i++)
         expect(o, i * SMALL, p, SMALL);
     expect_found(0, 0);
-    ht_obj_put(o);
-    free(p);
 }
 
 static void *check(void *arg)
@@ -324,9 +299,6 @@ TEST(a_run_that_stops_asks_no_more_owners)
     pthread_join(thread, NULL);
     ck_assert_int_eq(x.repair_error, -ECANCELED);
     ht_ref_forget(&x.ref);
-    ht_obj_put(o);
-    ht_obj_put(cut);
-    free(p);
 }
 
 /* Each bad reference is met once. */
@@ -355,15 +327,6 @@ TEST_LOOP(a_run_beside_a_pool_of_threads_finds_each_once, 2)
     ck_assert_uint_eq(st.run_found, _i ? 2 : 3);
     ck_assert_uint_eq(st.run_repaired, _i);
     ht_store_background_take_back(s);
-    ht_obj_put(o);
-    ht_obj_put(other);
-    ht_obj_put(alone);
-    free(p);
-    free(q);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("shared", .setup = setup, .teardown = done, .timeout_s = 120);
-}
+RUN_TESTS("shared", .setup = setup, .teardown = done, .timeout_s = 120, .quiet = ERRORS_ONLY)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Flushes that callers share, and the volatile cache of a memory device. */
-#include <pthread.h>
 #include "io_test.h"
-#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/base/activity.h"
 #include "tiering/io/rings.h"
@@ -296,7 +294,4 @@ TEST(no_later_flush_brings_what_a_failed_one_lost)
     ht_dev_close(dev);
 }
 
-int main(void)
-{
-    return run_tests("flush", .timeout_s = 120);
-}
+RUN_TESTS("flush", .timeout_s = 120)

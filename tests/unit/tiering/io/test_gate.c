@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gate.c - threads at the gate of a device: who waits, what lets them go, and the counts. */
-#include <pthread.h>
 #include "io_test.h"
-#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/io/gate.h"
 
@@ -364,7 +362,4 @@ TEST(threads_at_the_gate_hear_that_their_work_is_wanted)
     ck_assert_uint_eq(figures().waits[HT_IO_URGENT], 0);
 }
 
-int main(void)
-{
-    return run_tests("gate", .setup = set_up, .teardown = tear_down, .timeout_s = 120);
-}
+RUN_TESTS("gate", .setup = set_up, .teardown = tear_down, .timeout_s = 120)

@@ -243,7 +243,4 @@ TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_
         ck_assert_uint_lt(d.background_bytes / MIB * 100, d.urgent);
 }
 
-int main(void)
-{
-    return run_tests("gate policy");
-}
+RUN_TESTS("gate policy")

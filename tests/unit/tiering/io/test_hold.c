@@ -15,7 +15,7 @@ enum { ON_FILE, ON_LOOP, ON_GIVEN, PLACES };
 static char file[PATH_MAX], path[PATH_MAX];
 static bool on_loop, shared_by_readers;
 
-/* False: skipped. The path stays until end_place. */
+/* False: skipped. The path stays until the test ends. */
 static bool begin_place(int place)
 {
     const char *given = getenv("HITRAIN_TEST_DEVICE");
@@ -81,7 +81,6 @@ TEST_LOOP(a_second_holder_is_refused, PLACES)
     ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &again), -EBUSY); /* in this process, too */
     ht_dev_close(dev);
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), 0);
-    end_place();
 }
 
 TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
@@ -100,7 +99,6 @@ TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EROFS);
     ht_dev_close(dev);
     free(buf);
-    end_place();
 }
 
 TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
@@ -118,7 +116,6 @@ TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
         ht_dev_close(dev);
     }
     free(buf);
-    end_place();
 }
 
 /*
@@ -176,7 +173,6 @@ TEST_LOOP(waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_second
     ck_assert_ptr_nonnull(strstr(text, "waiting"));
     open_beside_holder(500, text, sizeof(text));
     ck_assert_str_eq(text, "");
-    end_place();
 }
 
 /* Starts far more writes than the device can have taken when the parent kills us. */
@@ -240,7 +236,6 @@ TEST_LOOP(the_hold_of_a_killed_process_lasts_until_its_last_write, PLACES)
     }
     free(ours);
     free(seen);
-    end_place();
 }
 
 /* stderr goes here, so that the messages of refusals can be looked at. */
@@ -306,7 +301,6 @@ TEST(a_write_protected_device_is_for_reading_only)
     ck_assert_ptr_nonnull(strstr(text, path));
     dev = open_here(HT_DEV_RDONLY);
     ht_dev_close(dev);
-    end_place();
 }
 
 TEST(an_odd_size_is_rounded_down_to_whole_blocks)
@@ -321,10 +315,6 @@ TEST(an_odd_size_is_rounded_down_to_whole_blocks)
     ck_assert_str_eq(ht_dev_name(dev), path);
     ck_assert_int_ge(ht_dev_numa_node(dev), -1);
     ht_dev_close(dev);
-    end_place();
 }
 
-int main(void)
-{
-    return run_tests("hold", .timeout_s = 180);
-}
+RUN_TESTS("hold", .teardown = end_place, .timeout_s = 180)

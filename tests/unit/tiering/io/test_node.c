@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which NUMA node a device hangs on, in trees as sysfs has them. */
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,7 +118,4 @@ TEST(devices_that_stand_for_each_other_end)
     ck_assert_int_eq(node_of("virtual/block/dm-2"), HT_NUMA_OFF);
 }
 
-int main(void)
-{
-    return run_tests("node", .setup = begin, .teardown = end);
-}
+RUN_TESTS("node", .setup = begin, .teardown = end)

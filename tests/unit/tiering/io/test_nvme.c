@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands to an NVMe controller and the meaning of its answers, byte by byte as in the specification. */
-#include <stdlib.h>
 #include "tests/support/suite.h"
 #include "tiering/io/nvme.h"
 
@@ -158,7 +157,4 @@ TEST(status_becomes_the_errno_that_block_io_gives)
     }
 }
 
-int main(void)
-{
-    return run_tests("nvme");
-}
+RUN_TESTS("nvme")

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The rate of a device and direction, with a clock of the test; and what counts for it on real devices. */
 #include <math.h>
-#include <pthread.h>
 
 #include "io_test.h"
 #include "tests/support/suite.h"
@@ -473,7 +472,4 @@ TEST(threads_share_the_figures)
     ht_dev_close(dev);
 }
 
-int main(void)
-{
-    return run_tests("rate", .timeout_s = 60);
-}
+RUN_TESTS("rate", .timeout_s = 60)

@@ -3,10 +3,8 @@
  * An independent reader of the dm-log-writes format reads the recorder's output. Replaying everything gives the
  * device's bytes. The durable part is exactly what a flush had covered.
  */
-#include <pthread.h>
 #include <sys/stat.h>
 #include "io_test.h"
-#include "tests/support/dev.h"
 #include "tests/support/recorder.h"
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
@@ -392,7 +390,4 @@ TEST(closing_ends_a_recording)
     unlink(log_path);
 }
 
-int main(void)
-{
-    return run_tests("recorder", .timeout_s = 120);
-}
+RUN_TESTS("recorder", .timeout_s = 120)

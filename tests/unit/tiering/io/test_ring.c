@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rings behave the same on every kind of device; each test runs on every kind. */
-#include <pthread.h>
 #include "io_test.h"
-#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
@@ -594,7 +592,4 @@ TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
     free(buf);
 }
 
-int main(void)
-{
-    return run_tests("ring", .teardown = finish, .timeout_s = 120);
-}
+RUN_TESTS("ring", .teardown = finish, .timeout_s = 120)

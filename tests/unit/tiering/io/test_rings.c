@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A ring for each thread: whose it is, how long it lives, and that each lack of the kernel costs speed only. */
-#include <pthread.h>
 #include <sys/wait.h>
 #include "io_test.h"
 #include "tests/support/suite.h"
@@ -256,7 +255,4 @@ TEST(no_ring_is_told_and_tried_again)
     finish();
 }
 
-int main(void)
-{
-    return run_tests("rings", .timeout_s = 120);
-}
+RUN_TESTS("rings", .timeout_s = 120)

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads, writes and flushes without a ring: any buffer, any length, any thread, any process. */
-#include <pthread.h>
 #include <sys/wait.h>
 #include "io_test.h"
-#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 
 #define DEV_BYTES (32 * HT_MIB)
@@ -134,7 +132,4 @@ TEST(a_device_that_was_released_stops_at_no_later_request)
     ht_dev_close(dev);
 }
 
-int main(void)
-{
-    return run_tests("sync", .timeout_s = 120);
-}
+RUN_TESTS("sync", .timeout_s = 120)

@@ -442,6 +442,8 @@ static struct kv kv;
 /* For run_tests(): after a test, unless it freed them itself. */
 static inline void kv_end(void)
 {
+    if (kv.j)
+        kv_unmount(&kv);
     if (kv.dev[0])
         kv_free_devs(&kv);
 }

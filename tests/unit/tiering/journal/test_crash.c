@@ -7,10 +7,7 @@
  * Both copies and the superblock lie on one RAM device. Its n-th write and all later ones fail. Its memory then holds
  * the bytes that the media hold after a crash at that write.
  */
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
-
-#include "tiering/base/log.h"
 
 #include <stdatomic.h>
 
@@ -169,7 +166,6 @@ TEST(crashes_in_every_checkpoint_never_fill_the_log_for_good)
     kv_unmount(&kv);
     ck_assert_int_eq(kv_mount(&kv), 0);
     check_state();
-    kv_unmount(&kv);
 }
 
 /* Appends a frame that repeats a known value. */
@@ -289,7 +285,6 @@ TEST(ending_in_split_mode_promises_nothing)
         ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
     kv_crash(&kv);
     recover_and_check();
-    kv_unmount(&kv);
 }
 
 /*
@@ -319,7 +314,6 @@ TEST(a_start_that_may_have_been_named_is_not_overwritten)
     }
     ck_assert_int_eq(rc, -EIO);
     recover_and_check();
-    kv_unmount(&kv);
 }
 
 /* Not even the epoch record has room: the mount begins in split mode, as often as it takes. */
@@ -343,7 +337,6 @@ TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
     ck_assert_int_eq(kv_checkpoint(&kv), 0);
     ck_assert_int_eq(run_steps(20, 2000), 0);
     recover_and_check();
-    kv_unmount(&kv);
 }
 
 /* With one copy there is no rescue, but nothing is lost and the other copy's return ends it. */
@@ -362,7 +355,6 @@ TEST(one_copy_alone_waits_for_the_other)
     ck_assert_int_eq(kv_checkpoint(&kv), 0);
     ck_assert_int_eq(run_steps(10, 100), 0);
     recover_and_check();
-    kv_unmount(&kv);
 }
 
 TEST(endless_churn_stays_within_the_region)
@@ -377,10 +369,6 @@ TEST(endless_churn_stays_within_the_region)
         recover_and_check();
     }
     ck_assert_uint_gt(ht_journal_durable(kv.j), 1000);
-    kv_unmount(&kv);
 }
 
-int main(void)
-{
-    return run_tests("crash", .teardown = kv_end, .timeout_s = 300);
-}
+RUN_TESTS("crash", .teardown = kv_end, .timeout_s = 300)

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_log.c - appending, waiting, room and errors, with the journal in use. */
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include "tiering/base/fault.h"
 #include "tiering/base/lock.h"
-#include "tiering/base/log.h"
 
 static void new_store(bool two_devices)
 {
@@ -37,7 +35,6 @@ TEST_LOOP(what_was_synced_is_there_after_a_crash, 2)
     ck_assert_uint_eq(kv.report.records, 101);
     kv_unmount(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 TEST(what_was_appended_only_is_not_written)
@@ -52,7 +49,6 @@ TEST(what_was_appended_only_is_not_written)
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert_uint_eq(kv.map.e[1].stamp, 1);
     ck_assert_uint_eq(kv.map.e[3].stamp, 0);
-    kv_unmount(&kv);
 }
 
 TEST(groups_appended_together_share_a_frame)
@@ -70,7 +66,6 @@ TEST(groups_appended_together_share_a_frame)
     ck_assert_uint_eq(after.groups, before.groups + 50);
     ck_assert_int_eq(ht_journal_sync(kv.j, 1), 0);
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn + 1), -EINVAL);
-    kv_unmount(&kv);
 }
 
 /* More than one frame may hold is queued and gets the numbers of the frames it will be in. */
@@ -91,7 +86,6 @@ TEST(many_frames_may_be_queued)
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn[7]), 0);
     kv_crash(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 TEST(a_journal_only_opened_writes_nothing)
@@ -165,7 +159,6 @@ TEST_LOOP(many_threads_go_round_the_region_while_it_is_checkpointed, 2)
     ck_assert_uint_ge(st.checkpoints, 3);
     kv_unmount(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 /* Live metadata is at its limit: every group up to the size of all live metadata is admitted, again and again. */
@@ -211,7 +204,6 @@ TEST(a_rewrite_of_everything_fits_a_full_log)
     pthread_join(checkpointer, NULL);
     kv_crash(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 TEST(groups_that_can_never_fit_are_refused)
@@ -334,7 +326,6 @@ TEST(data_that_cannot_be_made_durable_closes_the_log)
     kv.before_write_error = 0;
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
-    kv_unmount(&kv);
 }
 
 TEST(no_memory_for_a_large_group_changes_nothing)
@@ -352,7 +343,6 @@ TEST(no_memory_for_a_large_group_changes_nothing)
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
     kv_crash(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 /*
@@ -377,7 +367,6 @@ TEST(a_large_group_is_copied_without_the_lock)
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
     kv_crash(&kv);
     remount_same();
-    kv_unmount(&kv);
 }
 
 /* Waiters are woken by a log that fails while they wait. */
@@ -444,10 +433,6 @@ TEST(poke_asks_for_a_checkpoint_and_stop_ends_the_waiting)
     ck_assert_int_eq(kv_checkpoint(&kv), 0);
     kv_stop(&kv);
     ck_assert(!kv_wait(&kv));
-    kv_unmount(&kv);
 }
 
-int main(void)
-{
-    return run_tests("log", .teardown = kv_end, .timeout_s = 300);
-}
+RUN_TESTS("log", .teardown = kv_end, .timeout_s = 300)

@@ -7,7 +7,6 @@
  */
 #include "tests/unit/tiering/journal/kv.h"
 
-#include "tiering/base/log.h"
 #include "tiering/journal/journal_priv.h"
 
 enum { SECTOR = 512, USED_BYTE = 0xa5, RECORD_BYTES = 100 /* of a frame with one empty value */ };
@@ -219,8 +218,4 @@ TEST(it_begins_an_epoch_without_saying_so)
     kv_free_devs(&kv);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("padding", .timeout_s = 120);
-}
+RUN_TESTS("padding", .timeout_s = 120, .quiet = ERRORS_ONLY)

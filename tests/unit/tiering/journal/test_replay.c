@@ -5,16 +5,12 @@
  * The rule: replay gives exactly the state of some whole number of groups, in order. It gives all groups unless only
  * the last frame was damaged; or it refuses.
  */
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
 #include "tiering/journal/journal_priv.h"
 
 #define STEPS 12u
@@ -625,8 +621,4 @@ TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
     ht_dev_close(dev);
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_ERROR);
-    return run_tests("replay", .teardown = kv_end, .timeout_s = getenv("HITRAIN_LONG") ? 3000 : 300);
-}
+RUN_TESTS("replay", .teardown = kv_end, .timeout_s = getenv("HITRAIN_LONG") ? 3000 : 300, .quiet = ERRORS_ONLY)

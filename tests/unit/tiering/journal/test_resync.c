@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_resync.c - copies that drop out and come back while the log is in use. */
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include <sched.h>
-
-#include "tiering/base/log.h"
 
 enum { FRAMES = 40, NOTE = 3000 };
 
@@ -24,6 +21,8 @@ static void end_store(void)
 {
     if (!kv.dev[0]) /* a test has done so */
         return;
+    if (kv.j)
+        kv_unmount(&kv);
     ht_dev_close(kv.super);
     kv_free_devs(&kv);
 }
@@ -83,7 +82,6 @@ TEST(a_copy_comes_back_on_one_device_and_over_the_end_of_the_region)
         set_some(100 * round + 50);
         expect_in(round % 2);
     }
-    kv_unmount(&kv);
 }
 
 /*
@@ -159,7 +157,6 @@ TEST(a_copy_whose_return_cannot_be_recorded_stays_out)
     back_error = 0;
     ck_assert_int_eq(ht_journal_resync(kv.j), 0);
     ck_assert_uint_eq(backs, 2);
-    kv_unmount(&kv);
 }
 
 static void *resync(void *out_rc)
@@ -224,10 +221,6 @@ TEST_LOOP(the_checkpoint_thread_brings_copies_back_beside_those_who_append, 2)
     set_some(1);
     expect_in(0);
     expect_in(1);
-    kv_unmount(&kv);
 }
 
-int main(void)
-{
-    return run_tests("resync", .teardown = end_store, .timeout_s = 300);
-}
+RUN_TESTS("resync", .teardown = end_store, .timeout_s = 300)

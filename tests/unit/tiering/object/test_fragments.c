@@ -12,6 +12,7 @@ static void fill_with_pieces(void)
     struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = SMALL, .obj_class = HT_CLASS_SCRATCH};
 
     ck_assert_int_eq(ht_obj_create(s, &a, &comb), 0);
+    hold_object(comb);
     uint8_t block[4096] = {1};
     uint64_t n = 0;
     while (ht_obj_write(comb, n * SMALL, block, sizeof(block)) == sizeof(block))
@@ -40,7 +41,6 @@ static void fresh_in_pieces(uint64_t mib)
 
 static void done_with_pieces(void)
 {
-    ht_obj_put(comb);
     done();
 }
 
@@ -95,11 +95,10 @@ TEST(log_reserves_and_estimates_are_exact)
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     n = stats().log.reserved_bytes;
     ck_assert_uint_eq(n, before.log.reserved_bytes + objects + 7 * RECORD + pieces() * PIECE);
-    put_objects(a, b, comb);
     crash();
     ck_assert_uint_eq(stats().log.reserved_bytes, n);
     for (int i = 0; i < 2; i++) {
-        a = ht_obj_get(s, oid[i]);
+        a = get_object(oid[i]);
         expect(a, 2 * MIB, p + 2 * MIB, MIB);
         delete (a);
     }
@@ -132,12 +131,11 @@ TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
     }
     ck_assert(!ht_store_read_only(s));
     ck_assert_uint_ge(stats().log.checkpoints, 1);
-    put_objects(o, comb);
     remount();
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect(o, (count / 3) * MIB, p, MIB);
     expect(o, 11, p, 989);
-    ht_obj_put(o);
+    put_object(o);
     comb = NULL;
     done_with_pieces();
 }
@@ -185,7 +183,7 @@ static void rewrite_in_pieces(bool rewrite_reserve)
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     ht_obj_evict(o);
     expect(o, 0, p, MIB);
-    ht_obj_put(o);
+    put_object(o);
     done_with_pieces();
 }
 
@@ -273,7 +271,7 @@ TEST(staged_leases_in_pieces_do_not_fill_the_log)
     for (uint64_t i = 0; i < CHUNKS; i++)
         expect(o, i * MIB, p, MIB);
     ht_store_log_unreserve(s, rest);
-    ht_obj_put(o);
+    put_object(o);
     done_with_pieces();
 }
 
@@ -286,8 +284,7 @@ TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
 
     fresh_with_small_log(256);
     uint8_t *p = pattern(MIB, 6);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
-    put_all(o, 0, p, MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, p, MIB);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     publish();
     fill_with_pieces();
@@ -304,11 +301,8 @@ TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
     publish();
     ck_assert_uint_ge(pieces(), 200);
     ck_assert_uint_eq(stats().reserved_bytes, reserved);
-    ht_obj_put(o);
+    put_object(o);
     done_with_pieces();
 }
 
-int main(void)
-{
-    return run_tests("pieces", .timeout_s = 60);
-}
+RUN_TESTS("pieces", .timeout_s = 60)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks that hold nothing any more cost no memory, however they came to that. */
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
@@ -56,7 +55,6 @@ static void take_back(uint64_t scope)
 
 static void finish(struct ht_obj *o)
 {
-    ht_obj_put(o);
     done();
 }
 
@@ -133,7 +131,7 @@ TEST(refused_for_want_of_space)
         ck_assert_int_eq(ht_obj_write(o, i * stride, block, BLOCK), -ENOSPC);
     ck_assert_uint_eq(stats().meta_bytes, before);
     free(mib);
-    ht_obj_put(full);
+    put_object(full);
     finish(o);
 }
 
@@ -176,10 +174,9 @@ TEST(replayed_and_ended_by_a_later_record)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
     crash();
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
-    finish(ht_obj_get(s, oid));
+    finish(get_object(oid));
 }
 
 /* ------------------------------------------------------------------ threads */
@@ -289,12 +286,6 @@ TEST(all_at_once)
     ck_assert_int_eq(ht_store_commit(s), 0);
     publish(SCOPE);
     ck_assert_uint_le(stats().meta_bytes, before + SHARES_BYTES_MAX);
-    for (unsigned i = 0; i < 3; i++)
-        ht_obj_put(shared[i]);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("holes", .timeout_s = 300);
-}
+RUN_TESTS("holes", .timeout_s = 300, .teardown = fixture_end)

@@ -2,9 +2,7 @@
 /* Memory near the device that a chunk lies on. The nodes of these devices need not exist: stats report the division. */
 #include <numaif.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/space/alloc.h"
 
@@ -97,9 +95,8 @@ TEST(images_are_near_the_device_of_their_chunk)
     unsigned device[CHUNKS], on[DEVICES] = {0};
 
     make(0, 1);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *content = pattern(CHUNKS * MIB, 1);
-    put_all(o, 0, content, CHUNKS * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, content, CHUNKS * MIB);
     uint64_t fresh_on[2] = {used_on(0), used_on(1)};
     ck_assert_uint_eq(fresh_on[0], CHUNKS / 2 * MIB); /* devices take turns */
     ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -115,7 +112,6 @@ TEST(images_are_near_the_device_of_their_chunk)
             expect(o, (uint64_t)i * MIB, content + (size_t)i * MIB, MIB);
     ck_assert_uint_eq(used_on(0), 0);
     ck_assert_uint_eq(used_on(1), (uint64_t)on[1] * MIB);
-    ht_obj_put(o);
 }
 
 TEST(all_memory_is_used_though_one_device_has_everything)
@@ -124,8 +120,7 @@ TEST(all_memory_is_used_though_one_device_has_everything)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *content = pattern(32 * MIB, 1);
     unsigned device[32], far = 0;
-    put_all(o, 0, content, 32 * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, content, 32 * MIB);
     ck_assert_int_eq(ht_store_walk(s, note_device, device), 0);
     ht_obj_evict(o);
     for (unsigned i = 0; i < 32; i++)
@@ -134,7 +129,6 @@ TEST(all_memory_is_used_though_one_device_has_everything)
     ck_assert_uint_eq(used_on(0), 8 * MIB);
     far = (unsigned)(used_on(1) / MIB);
     ck_assert_uint_ge(far, 7);
-    ht_obj_put(o);
 }
 
 /*
@@ -164,8 +158,7 @@ static struct ht_obj *stored(size_t bytes)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *content = pattern(bytes, 1);
 
-    put_all(o, 0, content, bytes);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, content, bytes);
     return o;
 }
 
@@ -188,7 +181,7 @@ TEST(shm_images_are_near)
         else
             ck_assert_uint_eq(pages[device_of_first(o[i])], all);
         ht_obj_shm_close(o[i]);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
     shm_bytes = 0;
 }
@@ -197,14 +190,13 @@ TEST(each_node_has_a_thread_that_cleans_its_images)
 {
     threads = true;
     make(0, 1);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *content = pattern(32 * MIB, 1);
-    put_all(o, 0, content, 14 * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, content, 14 * MIB);
     while (stats().dram_dirty_bytes > 8 * MIB) /* ends with the test's time if no thread cleans */
         usleep(1000);
     put_all(o, 0, content, 32 * MIB);
     expect(o, 0, content, 32 * MIB);
-    ht_obj_put(o);
+    put_object(o);
     threads = false;
 }
 
@@ -228,7 +220,4 @@ TEST(one_node_can_be_asked_for)
     ck_assert_uint_eq(ht_store_nodes(s)->count, 0);
 }
 
-int main(void)
-{
-    return run_tests("numa", .teardown = end, .timeout_s = 60); /* also in an emulated machine */
-}
+RUN_TESTS("numa", .teardown = end, .timeout_s = 60) /* also in an emulated machine */

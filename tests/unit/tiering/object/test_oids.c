@@ -2,7 +2,6 @@
 /* The numbers of all objects, while objects come and go and their table grows. */
 #include <limits.h>
 
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 
 #include "tests/unit/tiering/store/fixture.h"
@@ -135,7 +134,4 @@ TEST(objects_that_come_during_a_scan_cost_few_slices)
     put_each(first, FIRST);
 }
 
-int main(void)
-{
-    return run_tests("oids", .setup = setup, .teardown = teardown, .timeout_s = 120);
-}
+RUN_TESTS("oids", .setup = setup, .teardown = teardown, .timeout_s = 120)

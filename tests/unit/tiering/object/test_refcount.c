@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owners of stored bytes, while their table moves into larger ones, or into one without idle entries. */
 #include "tiering/base/lock.h"
-#include "tiering/object/context.h"
 #include "tiering/object/refcount.h"
 
 #include "tests/unit/tiering/store/fixture.h"
@@ -189,7 +188,4 @@ TEST(former_tables_go_with_the_next_transaction)
     ht_store_unlock(s);
 }
 
-int main(void)
-{
-    return run_tests("refcount", .teardown = done);
-}
+RUN_TESTS("refcount", .teardown = done)

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rewrite_reserve.c - in a full store an object with a rewrite reserve can be rewritten, in any order. */
-#include <pthread.h>
-#include <unistd.h>
 
-#include "tests/support/dev.h"
 #include "tests/support/memory.h"
 #include "tiering/data/write_batch.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tests/unit/tiering/store/fixture.h"
@@ -24,8 +20,7 @@ static void fill(bool threads)
     o = object(HT_CHUNK_BYTES, 9);
     filler = object(HT_CHUNK_BYTES, 0);
     p = pattern(CHUNKS * MIB + 3, 8);
-    put_all(o, 0, p, CHUNKS * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, CHUNKS * MIB);
     ck_assert_int_eq(ht_obj_rewrite_reserve(o, CHUNKS * MIB), 0);
     while (ht_obj_write(filler, ht_obj_size(filler), p, MIB) > 0)
         ;
@@ -87,8 +82,7 @@ TEST(a_reserve_has_log_bytes_for_chunks_that_are_empty)
     ck_assert_int_eq(ht_obj_rewrite_reserve(o, CHUNKS * MIB), 0);
     ck_assert_uint_eq(stats().log.reserved_bytes - before, (CHUNKS - 1) * RECORD_BYTES);
     uint64_t others = take_log();
-    put_all(o, 0, p + 1, CHUNKS * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p + 1, CHUNKS * MIB);
     expect(o, 0, p + 1, CHUNKS * MIB);
     ht_store_verify(s, false);
     ck_assert_int_eq(ht_obj_rewrite_reserve(filler, MIB), -ENOSPC);
@@ -269,14 +263,13 @@ TEST(log_bytes_for_steps_are_promised_or_refused_before)
         oid[i] = ht_obj_id(pair[i]);
     ck_assert_int_eq(ht_scope_commit(s, 9, &lsn), 0);
     for (unsigned i = 0; i <= n; i++)
-        ht_obj_put(pair[i]);
+        put_object(pair[i]);
     remount();
     for (unsigned i = 0; i < 2; i++) {
-        ck_assert_ptr_nonnull(pair[i] = ht_obj_get(s, oid[i]));
+        ck_assert_ptr_nonnull(pair[i] = get_object(oid[i]));
         expect(pair[i], HT_SMALL_CHUNK_BYTES, (const uint8_t *)"state", 5);
-        ht_obj_put(pair[i]);
+        put_object(pair[i]);
     }
-    done();
 }
 
 /* Smaller chunks need more log bytes: they may be refused to a reserve that becomes smaller. */
@@ -292,12 +285,6 @@ TEST(a_reserve_without_a_promise_is_counted)
     ht_store_verify(s, false);
     ck_assert_int_eq(ht_obj_rewrite_reserve(x, 0), 0);
     ck_assert_uint_eq(stats().reserved_bytes, 0);
-    ht_obj_put(x);
-    done();
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("rewrite reserve", .timeout_s = 300);
-}
+RUN_TESTS("rewrite reserve", .timeout_s = 300, .memory = memory_keep, .teardown = fixture_end)

@@ -28,12 +28,12 @@ TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
         ck_assert_int_eq(ht_obj_seek(o[i], 0, false), (int64_t)last);
         ck_assert_int_eq(ht_obj_seek(o[i], 12345, true), 12345);
         ck_assert_int_eq(ht_obj_seek(o[i], last, true), (int64_t)last + 1);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
     remount();
     ck_assert_uint_le(stats().meta_bytes - before, MANY * FILE_META_BYTES_MAX);
     for (unsigned i = 0; i < MANY; i++) {
-        ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+        ck_assert_ptr_nonnull(o[i] = get_object(oid[i]));
         uint8_t want = (uint8_t)i, zeros[100] = {0};
         uint64_t last = last_of(o[i]);
         expect(o[i], last, &want, 1);
@@ -47,11 +47,11 @@ TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
         ck_assert_uint_eq(ht_obj_size(o[i]), i % 3 == 0 ? last : i % 3 == 1 ? last + 1 : 0);
         if (i % 3 == 1)
             ck_assert_int_eq(ht_obj_seek(o[i], 0, false), -ENXIO);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
     remount();
     for (unsigned i = 0; i < MANY; i++) {
-        o[i] = ht_obj_get(s, oid[i]);
+        o[i] = get_object(oid[i]);
         ck_assert_int_eq(ht_obj_seek(o[i], 0, false), -ENXIO);
         delete (o[i]);
     }
@@ -66,11 +66,9 @@ TEST(the_very_last_byte_can_be_written)
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
     put_all(o, HT_FILE_BYTES_MAX - 1, (const uint8_t *)"z", 1);
     ck_assert_int_eq(ht_obj_write(o, HT_FILE_BYTES_MAX, "z", 1), -EFBIG);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     expect(o, HT_FILE_BYTES_MAX - 1, (const uint8_t *)"z", 1);
     ck_assert_uint_eq(ht_obj_size(o), HT_FILE_BYTES_MAX);
-    ht_obj_put(o);
 }
 
 /* Chunks at every height of the table, made in an order that raises it step by step and in the opposite one. */
@@ -97,13 +95,12 @@ TEST(chunks_far_apart_are_found_in_order)
                 at = k == 0 ? 2 << 16 : (uint64_t)hole;
             }
             ck_assert_int_eq(ht_obj_seek(o, at, false), -ENXIO);
-            ck_assert_int_eq(ht_obj_sync(o), 0);
-            ht_obj_evict(o);
+            sync_and_evict(o);
         }
         /* Each lies alone in its leaf, except the first few. */
         ck_assert_int_eq(ht_obj_punch(o, 1ull << 20, 1ull << 42), 0);
         ck_assert_int_eq(ht_obj_seek(o, 1ull << 20, false), (int64_t)(1ull << 43));
-        ht_obj_put(o);
+        put_object(o);
     }
 }
 
@@ -121,8 +118,6 @@ TEST(a_small_object_costs_little)
             ck_assert_int_eq(ht_store_commit(s), 0);
     }
     ck_assert_uint_le(stats().meta_bytes - before, 4 * MANY * SMALL_META_BYTES_MAX);
-    for (unsigned i = 0; i < 4 * MANY; i++)
-        ht_obj_put(o[i]);
 }
 
 /* Each place in a leaf and a node of its own. Space is set aside in place of writing, which is quick. */
@@ -150,14 +145,9 @@ TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
     put_all(o, stride + HT_SMALL_CHUNK_BYTES, (const uint8_t *)"y", 1);
     expect(o, stride + HT_SMALL_CHUNK_BYTES, (const uint8_t *)"y", 1);
     /* A small file needs no table. */
-    struct ht_obj *small = object(HT_SMALL_CHUNK_BYTES, 0);
-    put_all(small, 0, (const uint8_t *)"z", 1);
+    (void)written_object(HT_SMALL_CHUNK_BYTES, 0, (const uint8_t *)"z", 1);
     ck_assert_int_eq(ht_obj_punch(o, 2 * stride, 1000 * stride), 0);
     put_all(o, far, (const uint8_t *)"x", 1);
-    put_objects(small, o);
 }
 
-int main(void)
-{
-    return run_tests("sparse", .teardown = done, .timeout_s = 60);
-}
+RUN_TESTS("sparse", .teardown = done, .timeout_s = 60)

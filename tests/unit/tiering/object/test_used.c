@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_used.c - objects of which only the first bytes of each chunk are used. */
 #include "tests/support/memory.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -26,7 +25,6 @@ static void begin(enum ht_residency residency)
 static void end(void)
 {
     ht_store_verify(s, false);
-    put_objects(o);
     done();
 }
 
@@ -70,10 +68,7 @@ TEST_LOOP(only_what_is_used_is_stored_and_read, 2)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(obj_stat(o).stored_bytes, blocks * HT_BLOCK_BYTES);
     check(0);
-    uint64_t oid = ht_obj_id(o);
-    ht_obj_put(o);
-    remount();
-    o = ht_obj_get(s, oid);
+    o = after(remount, o);
     check(0);
     ck_assert_int_eq(ht_obj_set_used(o, USED), 0); /* as after each mount */
     ht_obj_set_residency(o, _i ? HT_RESIDENCY_COLD : HT_RESIDENCY_AUTO);
@@ -106,7 +101,7 @@ TEST_LOOP(a_rewrite_reserve_is_for_what_is_used, 2)
         check(version);
         ht_store_verify(s, false);
     }
-    ht_obj_put(filler);
+    put_object(filler);
     end();
 }
 
@@ -116,16 +111,11 @@ TEST(more_than_is_used_stays_as_it_is)
     fresh(40, false);
     o = object(HT_CHUNK_BYTES, 9);
     p = pattern(2 * MIB, 8);
-    put_all(o, 0, p, 2 * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, 2 * MIB);
     ck_assert_int_eq(ht_obj_set_used(o, USED), 0);
     ck_assert_uint_eq(ht_obj_rewrite_bytes(o, 2 * MIB), 2 * MIB);
     expect(o, 0, p, 2 * MIB);
     end();
 }
 
-int main(void)
-{
-    memory_keep(true);
-    return run_tests("used");
-}
+RUN_TESTS("used", .memory = memory_keep)

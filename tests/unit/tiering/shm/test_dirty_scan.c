@@ -3,16 +3,10 @@
  * The commit timer's scan of shared memory: bounded each time, complete, and rare where
  * nothing changes. Its clock is the test's.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "tiering/api/object.h"
-#include "tiering/api/shm.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/shm/shm.h"
 
@@ -34,8 +28,7 @@ static void start(size_t size)
     breaks = 0;
     obj = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(size, 1);
-    put_all(obj, 0, p, size);
-    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    put_synced(obj, 0, p, size);
     ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(obj), 0);
     memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -45,7 +38,6 @@ static void start(size_t size)
 static void end(size_t size)
 {
     munmap(memory, size);
-    ht_obj_put(obj);
     done();
 }
 
@@ -88,9 +80,7 @@ TEST(files_take_turns)
     int fd;
 
     start(SIZE);
-    struct ht_obj *other = object(HT_CHUNK_BYTES, 0);
-    put_all(other, 0, (const uint8_t *)"abc", 3);
-    ck_assert_int_eq(ht_obj_sync(other), 0);
+    struct ht_obj *other = synced_object(HT_CHUNK_BYTES, 0, (const uint8_t *)"abc", 3);
     ck_assert_int_eq(ht_obj_shm_open_for(other, 0, &fd), 0);
     ck_assert_int_eq(ht_obj_shm_expect_stores(other), 0);
     ck_assert_int_eq(pwrite(fd, "x", 1, 0), 1);
@@ -99,7 +89,7 @@ TEST(files_take_turns)
         ck_assert_uint_eq(scan(true), 1);
     ck_assert_uint_eq(looks, 3);
     ht_obj_shm_close(other);
-    ht_obj_put(other);
+    put_object(other);
     ht_obj_shm_close(obj);
     end(SIZE);
 }
@@ -194,7 +184,4 @@ TEST(a_program_that_may_store_has_space_whenever_a_scan_ends)
     end(4096);
 }
 
-int main(void)
-{
-    return run_tests("dirty_scan", .timeout_s = 60);
-}
+RUN_TESTS("dirty_scan", .timeout_s = 60)

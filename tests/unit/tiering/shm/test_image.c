@@ -190,7 +190,4 @@ TEST(eviction_spares_memory_that_programs_have)
     ck_assert_uint_eq(chunk->slot, HT_SLOT_NONE);
 }
 
-int main(void)
-{
-    return run_tests("image", .setup = start, .teardown = end);
-}
+RUN_TESTS("image", .setup = start, .teardown = end)

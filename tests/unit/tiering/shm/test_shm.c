@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Objects whose content others have as a file of memory. A mapping of that file plays the others. */
-#include "tests/support/dev.h"
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { SHARE = 12 * MIB, SIZE = 2 * MIB + 5000, SCOPE = 77 };
 
@@ -86,7 +82,7 @@ static void abort_scope(void)
 
 static struct ht_obj *again(uint64_t oid)
 {
-    struct ht_obj *o = ht_obj_get(s, oid);
+    struct ht_obj *o = get_object(oid);
 
     ck_assert_ptr_nonnull(o);
     return o;
@@ -94,7 +90,6 @@ static struct ht_obj *again(uint64_t oid)
 
 static void crash_without(struct ht_obj *o)
 {
-    ht_obj_put(o);
     crash();
 }
 
@@ -112,7 +107,6 @@ TEST(file_shows_content_whoever_changes_it)
     ck_assert(m[10] == 0 && memcmp(m + 10, m + 11, 2 * MIB - 1) == 0 && m[2 * MIB + 10] != 0);
     munmap(m, 4 * MIB);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 TEST(file_is_as_large_as_the_object)
@@ -126,7 +120,7 @@ TEST(file_is_as_large_as_the_object)
         ck_assert_uint_eq(file_size(), sizes[i]);
         ck_assert_uint_eq(stats().shm_used_bytes, ht_round_up(sizes[i], 4096));
     }
-    uint8_t *p = pattern(SIZE, 3), *zero = calloc(1, 5 * MIB), *m = map(5 * MIB);
+    uint8_t *p = pattern(SIZE, 3), *zero = test_alloc(5 * MIB), *m = map(5 * MIB);
     expect(o, 100, zero, 5 * MIB - 100);
     ck_assert_int_eq(memcmp(m + 100, zero, 5 * MIB - 100), 0);
     put_all(o, 5 * MIB - 10, p, SIZE);
@@ -143,9 +137,8 @@ TEST(file_is_as_large_as_the_object)
     o = again(oid);
     expect(o, 5 * MIB - 10, p, SIZE);
     expect(o, 100, zero, 5 * MIB - 110);
-    ht_obj_put(o);
+    put_object(o);
     munmap(m, 5 * MIB);
-    free(zero);
 }
 
 TEST(dirty_images_move_in)
@@ -161,7 +154,6 @@ TEST(dirty_images_move_in)
     crash_without(o);
     o = again(oid);
     expect_pattern(o, SIZE, 1);
-    ht_obj_put(o);
 }
 
 TEST(stores_behind_what_is_dirty_are_found)
@@ -182,7 +174,6 @@ TEST(stores_behind_what_is_dirty_are_found)
     crash_without(o);
     o = again(oid);
     expect(o, 0, p, END);
-    ht_obj_put(o);
 }
 
 /* A reader whose answer is under way holds the chunk: its bytes stay, also when the file gets shorter. */
@@ -206,7 +197,6 @@ TEST(reads_in_place_hold_the_pages)
     for (size_t i = 0; i < sizeof(buf); i++)
         ck_assert_uint_eq(buf[i], 0); /* nothing was copied */
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 TEST(updates_go_into_the_very_pages)
@@ -227,7 +217,7 @@ TEST(updates_go_into_the_very_pages)
     ck_assert_uint_eq(m[2 * MIB - 1], 0xa1);
     ck_assert_uint_eq(m[SIZE - 1], 0xa2);
     uint64_t oid = ht_obj_id(o);
-    uint8_t *want = malloc(SIZE);
+    uint8_t *want = test_alloc(SIZE);
     memcpy(want, m, SIZE);
     commit(SCOPE);
     munmap(m, SIZE);
@@ -235,8 +225,6 @@ TEST(updates_go_into_the_very_pages)
     crash_without(o);
     o = again(oid);
     expect(o, 0, want, SIZE);
-    free(want);
-    ht_obj_put(o);
 }
 
 /* An update was queued, and a truncation came before it. The first mapping has 2 MiB, which a later growth passes. */
@@ -244,7 +232,7 @@ TEST(updates_after_the_end_leave_no_image)
 {
     start();
     struct ht_obj *o = written(8 * MIB, 1, SCOPE);
-    uint8_t *p = pattern(MIB, 2), *zero = calloc(1, MIB);
+    uint8_t *p = pattern(MIB, 2), *zero = test_alloc(MIB);
     commit(SCOPE);
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
     open_shm(o);
@@ -261,8 +249,6 @@ TEST(updates_after_the_end_leave_no_image)
     ck_assert_int_eq(memcmp(m + 5 * MIB, p, MIB), 0);
     munmap(m, 8 * MIB);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
-    free(zero);
 }
 
 TEST(unseen_stores_are_found)
@@ -275,7 +261,7 @@ TEST(unseen_stores_are_found)
     commit(SCOPE);
     open_shm(o);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
-    uint8_t *m = map(7 * MIB + 1), *want = malloc(7 * MIB + 1);
+    uint8_t *m = map(7 * MIB + 1), *want = test_alloc(7 * MIB + 1);
     uint64_t before = obj_stat(o).device_written_bytes;
     commit(SCOPE);
     ck_assert_uint_eq(obj_stat(o).device_written_bytes, before);
@@ -289,9 +275,8 @@ TEST(unseen_stores_are_found)
     crash_without(o);
     o = again(oid);
     expect(o, 0, want, 7 * MIB + 1);
-    ht_obj_put(o);
+    put_object(o);
     munmap(m, 7 * MIB + 1);
-    free(want);
 }
 
 TEST(unseen_stores_beside_writes_are_found)
@@ -313,7 +298,7 @@ TEST(unseen_stores_beside_writes_are_found)
     expect(o, 900000, (const uint8_t *)"\1", 1);
     expect(o, 800000, (const uint8_t *)"\2", 1);
     expect(o, 10, (const uint8_t *)"x", 1);
-    ht_obj_put(o);
+    put_object(o);
     munmap(m, MIB);
 }
 
@@ -342,7 +327,6 @@ TEST(stores_reserve_a_rewrite)
     open_shm(o);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), -ENOSPC);
     ht_obj_shm_close(o);
-    put_objects(o, filler);
 }
 
 TEST(abort_writes_old_bytes_into_the_file)
@@ -372,7 +356,6 @@ TEST(abort_writes_old_bytes_into_the_file)
     expect(o, 7, (const uint8_t *)"c", 1);
     munmap(m, 6 * MIB);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 TEST(abort_without_stores)
@@ -389,7 +372,6 @@ TEST(abort_without_stores)
     expect_mapped(m, SIZE, 1);
     munmap(m, SIZE);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 /* Three quarters of 12 MiB. */
@@ -417,9 +399,6 @@ TEST(one_user_does_not_get_all_of_the_share)
     ht_obj_shm_close(more);
     ht_obj_shm_close(o[1]);
     ht_obj_shm_close(o[0]);
-    for (unsigned i = 0; i < 3; i++)
-        ht_obj_put(o[i]);
-    ht_obj_put(more);
 }
 
 TEST(memory_goes_to_who_wants_it_after_it_is_back)
@@ -448,15 +427,13 @@ TEST(memory_goes_to_who_wants_it_after_it_is_back)
     expect_mapped(m, 6 * MIB, 2);
     munmap(m, 6 * MIB);
     ht_obj_shm_close(b);
-    put_objects(a, b);
 }
 
 TEST(back_and_out_again_reads_nothing)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     open_shm(o);
     uint64_t read = obj_stat(o).device_read_bytes;
     ck_assert_uint_gt(read, 0);
@@ -464,7 +441,6 @@ TEST(back_and_out_again_reads_nothing)
     open_shm(o);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, read);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 /* So opening it again waits for no thread, and the time hardly grows with the object. */
@@ -486,7 +462,6 @@ TEST(back_and_out_again_takes_no_chunk)
         ck_assert_int_eq(watch.taken, i == 0); /* at first they move into the file */
         ht_obj_shm_close(o);
     }
-    ht_obj_put(o);
 }
 
 /* More chunks than are read at once, holes and images among them, of an object that was cut short; reads that fail. */
@@ -496,8 +471,7 @@ TEST(content_comes_from_devices)
     fresh(128, false);
     struct ht_obj *o = written(22 * MIB + 4099, 1, 0);
     uint8_t *p = pattern(22 * MIB, 1), *m;
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     ck_assert_int_eq(ht_obj_punch(o, 3 * MIB, 2 * MIB), 0);
     memset(p + 3 * MIB, 0, 2 * MIB);
     ck_assert_int_eq(ht_obj_truncate(o, 21 * MIB + 77), 0);
@@ -524,7 +498,6 @@ TEST(content_comes_from_devices)
     expect(o, 21 * MIB, p + 21 * MIB, 8192);
     munmap(m, 21 * MIB + 77);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 TEST(what_cannot_be_opened_as_shm)
@@ -537,21 +510,18 @@ TEST(what_cannot_be_opened_as_shm)
     ck_assert_int_eq(ht_obj_shm_open_for(empty, 0, &fd), -EINVAL);
     ck_assert_int_eq(ht_obj_truncate(large, SHARE + 1), 0);
     ck_assert_int_eq(ht_obj_shm_open_for(large, 0, &fd), -ENOSPC);
-    ck_assert_int_eq(ht_obj_sync(bad), 0);
-    ht_obj_evict(bad);
+    sync_and_evict(bad);
     dev_fail(dev, HT_IO_READ, 1, 2);
     ck_assert_int_eq(ht_obj_shm_open_for(bad, 0, &fd), -EIO);
     dev_fail(dev, HT_IO_READ, 0, 0);
     expect_pattern(bad, SIZE, 2);
     ck_assert_int_eq(ht_obj_shm_open_for(bad, 0, &fd), 0);
     ht_obj_shm_close(bad);
-    put_objects(small, empty, large, bad);
     done();
     fixture_shm_bytes = 0;
     fresh(32, false);
     struct ht_obj *o = written(SIZE, 1, 0);
     ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), -EINVAL);
-    ht_obj_put(o);
 }
 
 TEST(deleted_while_out)
@@ -585,7 +555,6 @@ TEST(clones_have_their_own_bytes)
     expect(c, 100, (const uint8_t *)"M", 1);
     munmap(m, SIZE);
     ht_obj_shm_close(a);
-    put_objects(a, b, c);
 }
 
 /* Bytes that a mapping stored after the former end: reads, copies and SEEK_DATA see them before any scan. */
@@ -606,7 +575,7 @@ static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
     }
     expect(copy, 0, want, size);
     free(want);
-    ht_obj_put(copy);
+    put_object(copy);
 }
 
 TEST(stores_behind_the_former_end_are_read_and_copied)
@@ -628,7 +597,6 @@ TEST(stores_behind_the_former_end_are_read_and_copied)
     expect_stored(o, m, 2 * MIB + 9);
     munmap(m, 5 * MIB);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 TEST(step_reads_what_was_stored_behind_the_former_end)
@@ -646,7 +614,6 @@ TEST(step_reads_what_was_stored_behind_the_former_end)
     unpin(&l, 0);
     munmap(m, 3 * MIB);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
 }
 
 /* ------------------------------------------------------------------ threads */
@@ -720,12 +687,10 @@ TEST(stores_during_a_search_are_found_by_the_next)
         stop = true;
         pthread_join(thread, NULL);
         munmap(m, BYTES);
-        ck_assert_int_eq(ht_obj_sync(shared), 0);
-        ht_obj_evict(shared);
+        sync_and_evict(shared);
         ck_assert_uint_eq(stats().shm_count, 0);
         expect(shared, 0, &last, 1);
     }
-    ht_obj_put(shared);
 }
 
 static void *sync_it(void *arg)
@@ -743,7 +708,7 @@ TEST(stores_during_a_write_are_not_in_it)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     open_shm(o);
     ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
-    uint8_t *m = map(MIB), *want = malloc(MIB);
+    uint8_t *m = map(MIB), *want = test_alloc(MIB);
     m[17] ^= 1;
     memcpy(want, m, MIB);
     pthread_t thread;
@@ -757,9 +722,8 @@ TEST(stores_during_a_write_are_not_in_it)
     crash_without(o);
     o = again(oid);
     expect(o, 0, want, MIB);
-    ht_obj_put(o);
+    put_object(o);
     munmap(m, MIB);
-    free(want);
 }
 
 static void *append(void *arg)
@@ -861,7 +825,7 @@ TEST(truncation_beside_everything_else)
         pthread_join(t[i], NULL);
     uint64_t oid = ht_obj_id(shared), size = ht_obj_size(shared);
     ck_assert_uint_eq(file_size(), size);
-    uint8_t *m = map(size), *want = malloc(size);
+    uint8_t *m = map(size), *want = test_alloc(size);
     memcpy(want, m, size);
     expect(shared, 0, want, size);
     ck_assert_int_eq(ht_obj_sync(shared), 0);
@@ -869,12 +833,8 @@ TEST(truncation_beside_everything_else)
     crash_without(shared);
     struct ht_obj *o = again(oid);
     expect(o, 0, want, size);
-    ht_obj_put(o);
+    put_object(o);
     munmap(m, size);
-    free(want);
 }
 
-int main(void)
-{
-    return run_tests("shm", .teardown = done, .timeout_s = 60);
-}
+RUN_TESTS("shm", .teardown = done, .timeout_s = 60)

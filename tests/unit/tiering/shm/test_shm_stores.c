@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When stores of others into a file of memory end. A mapping of that file plays the others. */
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -18,11 +17,11 @@ static bool takes_stores(struct ht_obj *o)
 
 static void expect_byte(uint64_t oid, uint64_t at, uint8_t byte)
 {
-    struct ht_obj *o = ht_obj_get(s, oid);
+    struct ht_obj *o = get_object(oid);
 
     ck_assert_ptr_nonnull(o);
     expect(o, at, &byte, 1);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 TEST(stores_end_with_a_scan_that_none_can_follow)
@@ -50,14 +49,9 @@ TEST(stores_end_with_a_scan_that_none_can_follow)
     ck_assert(takes_stores(o));
     munmap(m, SIZE);
     ht_obj_shm_close(o);
-    ht_obj_put(o);
     crash();
     expect_byte(oid, 5, 1);
     expect_byte(oid, 2 * MIB, 2);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("shm");
-}
+RUN_TESTS("shm", .teardown = fixture_end)

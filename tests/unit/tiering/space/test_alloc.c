@@ -3,15 +3,19 @@
 #include "tests/support/suite.h"
 #include "tiering/space/alloc.h"
 
-#include <stdlib.h>
 #include <sys/resource.h>
+
+static struct ht_alloc *made;
 
 static struct ht_alloc *new_alloc(unsigned count, const uint64_t blocks[])
 {
-    struct ht_alloc *a;
+    ck_assert_int_eq(ht_alloc_new(count, blocks, &made), 0);
+    return made;
+}
 
-    ck_assert_int_eq(ht_alloc_new(count, blocks, &a), 0);
-    return a;
+static void end(void)
+{
+    ht_alloc_free(made);
 }
 
 static int take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
@@ -33,7 +37,6 @@ TEST(counts_follow_marks_and_releases)
     ck_assert(ht_alloc_is_free(a, &(struct ht_extent){900, 100, 0}));
     ht_alloc_release(a, &e);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000);
-    ht_alloc_free(a);
 }
 
 TEST(mark_refuses_what_is_taken_or_outside)
@@ -47,7 +50,6 @@ TEST(mark_refuses_what_is_taken_or_outside)
     ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){300, 1, 0}), 0);
     ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){100, 500, 0}), -EEXIST);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 999);
-    ht_alloc_free(a);
 }
 
 TEST(reservations_bound_what_is_available)
@@ -70,7 +72,6 @@ TEST(reservations_bound_what_is_available)
     ht_alloc_pending_free_sub(a, &(struct ht_extent){.blocks = 10});
     ck_assert_int_gt(ht_alloc_take(a, 66, HT_ALLOC_HINT_NONE, out), 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
-    ht_alloc_free(a);
 }
 
 TEST(what_is_undone_is_reserved_again)
@@ -87,7 +88,6 @@ TEST(what_is_undone_is_reserved_again)
     ck_assert_uint_eq(ht_alloc_reserved(a), 100);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 128);
     ck_assert_int_eq(ht_alloc_take(a, 100, HT_ALLOC_HINT_NONE, out), 100);
-    ht_alloc_free(a);
 }
 
 TEST(whole_chunks_are_whole_groups_and_small_ones_share)
@@ -108,7 +108,6 @@ TEST(whole_chunks_are_whole_groups_and_small_ones_share)
         ck_assert_uint_eq(big[0].blocks, 256);
     }
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
-    ht_alloc_free(a);
 }
 
 TEST(fragments_serve_when_nothing_contiguous_is_left)
@@ -122,7 +121,6 @@ TEST(fragments_serve_when_nothing_contiguous_is_left)
     for (unsigned i = 0; i < 256; i++)
         ck_assert_uint_eq(out[i].blocks, 1);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 256);
-    ht_alloc_free(a);
 }
 
 TEST(long_pieces_are_preferred_to_short_ones)
@@ -137,7 +135,6 @@ TEST(long_pieces_are_preferred_to_short_ones)
     ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){740, 60, 0}), 0);
     ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){1000, 24, 0}), 0);
     ck_assert_int_le(take(a, 256, -1, out), 3);
-    ht_alloc_free(a);
 }
 
 TEST(devices_take_turns_and_hints_are_heard)
@@ -158,15 +155,13 @@ TEST(devices_take_turns_and_hints_are_heard)
     ck_assert_uint_ne(out[0].device, 2);
     /* hints beyond the devices are no hints */
     ck_assert_int_eq(take(a, 1, 7, out), 1);
-    ht_alloc_free(a);
 }
 
 TEST(a_device_that_is_not_there_counts_nowhere)
 {
-    struct ht_alloc *a;
+    struct ht_alloc *a = new_alloc(2, (uint64_t[]){1000, 2000});
     struct ht_extent out[HT_FRAGS_MAX], there = {100, 50, 1};
 
-    ck_assert_int_eq(ht_alloc_new(2, (uint64_t[]){1000, 2000}, &a), 0);
     ht_alloc_set_offline(a, 1);
     ck_assert_uint_eq(ht_alloc_total(a), 1000);
     ck_assert_uint_eq(ht_alloc_available(a), 1000);
@@ -180,7 +175,6 @@ TEST(a_device_that_is_not_there_counts_nowhere)
     }
     ht_alloc_release(a, &there);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000 - 3 * 256);
-    ht_alloc_free(a);
 }
 
 /* While new content takes more than all, ranges that are rewritten still move until they lie by shares. */
@@ -207,7 +201,6 @@ TEST(new_content_does_not_hide_where_rewritten_content_lies)
         first += on[i] == 0;
     ck_assert_msg(first > RANGES / 4 - 6 && first < RANGES / 4 + 6, "%u ranges on the first", first);
     ck_assert_msg(content[0] * 3 == content[1], "%u and %u of new content", content[0], content[1]);
-    ht_alloc_free(a);
 }
 
 TEST(bad_places_are_kept_up_to_a_share)
@@ -223,7 +216,6 @@ TEST(bad_places_are_kept_up_to_a_share)
     ht_alloc_device(a, 0, &d);
     ck_assert_uint_eq(d.bad_blocks, 60);
     ck_assert_uint_eq(d.free_blocks, 3200 - 120);
-    ht_alloc_free(a);
 }
 
 /* Small and whole requests pass it, and the counts of free and available blocks stay. */
@@ -252,7 +244,6 @@ TEST(a_closed_group_serves_no_request_that_another_can)
     ht_alloc_open_group(a, 0, group);
     ck_assert_uint_eq(ht_alloc_whole_blocks(a), whole + 256);
     ht_alloc_verify(a, 0);
-    ht_alloc_free(a);
 }
 
 /* A writer that needs the space gets it, in one run, and to the last block. */
@@ -279,7 +270,6 @@ TEST(a_closed_group_opens_for_a_request_that_needs_it)
     ck_assert_int_gt(take(a, (unsigned)ht_alloc_free_blocks(a), -1, out), 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_verify(a, 0);
-    ht_alloc_free(a);
 }
 
 /* Writers of an almost full device keep its last whole groups. */
@@ -304,7 +294,6 @@ TEST(a_discard_takes_no_whole_group_of_few_free_blocks)
         for (unsigned i = 0; i < n; i++)
             blocks += out[i].blocks;
     ck_assert_uint_eq(blocks, 256 * 4);
-    ht_alloc_free(a);
 }
 
 TEST(requests_span_devices_when_none_has_enough)
@@ -314,7 +303,6 @@ TEST(requests_span_devices_when_none_has_enough)
 
     ck_assert_int_eq(take(a, 256, -1, out), 3);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 14);
-    ht_alloc_free(a);
 }
 
 /* ------------------------------------------------------- random against a naive model */
@@ -452,7 +440,6 @@ TEST_LOOP(random_operations_agree_with_a_naive_model, 12)
         if (step % 100 == 0)
             model_expect_sparse(&m, a);
     }
-    ht_alloc_free(a);
 }
 
 static long peak_kib(void)
@@ -483,10 +470,6 @@ TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
 #else
     (void)before;
 #endif
-    ht_alloc_free(a);
 }
 
-int main(void)
-{
-    return run_tests("alloc", .timeout_s = 120);
-}
+RUN_TESTS("alloc", .teardown = end, .timeout_s = 120)

@@ -5,8 +5,6 @@
  */
 #include "tiering/space/claim.h"
 
-#include <pthread.h>
-
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
 
@@ -181,7 +179,4 @@ TEST(who_was_taken_over_writes_no_superblock)
     drop();
 }
 
-int main(void)
-{
-    return run_tests("claims of a store", .timeout_s = 20);
-}
+RUN_TESTS("claims of a store", .timeout_s = 20)

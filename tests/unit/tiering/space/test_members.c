@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which members of a store may act together, told as histories. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/space/members.h"
@@ -21,7 +20,7 @@ static void fresh(void)
 }
 
 /* The knowledge of the newest present member goes to all members (bits) that `written` names. */
-static void write(uint32_t present, uint32_t take_part, uint32_t written)
+static void write_pair(uint32_t present, uint32_t take_part, uint32_t written)
 {
     struct ht_super newest = {.generation = 0};
 
@@ -40,7 +39,7 @@ static void write(uint32_t present, uint32_t take_part, uint32_t written)
 
 static void mount(uint32_t present)
 {
-    write(present, present, present);
+    write_pair(present, present, present);
 }
 
 static int validate(uint32_t present, struct ht_members *out)
@@ -99,7 +98,7 @@ TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
     fresh();
     mount(A | B | C);
     /* A is excluded and still takes superblocks */
-    write(A | B | C, B | C, A | B | C);
+    write_pair(A | B | C, B | C, A | B | C);
     ck_assert_int_eq(validate(A | B | C, &m), 0);
     ck_assert_int_eq(validate(A | C, &m), -ESTALE);
     ck_assert_uint_eq(m.left_behind, 0);
@@ -109,7 +108,7 @@ TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
     mount(A | B | C);
     ck_assert_int_eq(validate(A, &m), 0);
     /* and takes none: mounted alone it cannot know, but then it has diverged */
-    write(A | B | C, B | C, B | C);
+    write_pair(A | B | C, B | C, B | C);
     ck_assert_int_eq(validate(A, &m), 0);
     ck_assert_int_eq(validate(A | B, &m), 0);
     mount(A);
@@ -123,7 +122,7 @@ TEST(a_crash_between_two_superblocks_parts_nobody)
     for (uint32_t written = 0; written < 8; written++) {
         fresh();
         mount(A | B | C);
-        write(A | B | C, A | B | C, written);
+        write_pair(A | B | C, A | B | C, written);
         ck_assert_int_eq(validate(A | B | C, &m), 0);
         /* a member that goes on without the others has begun nothing that they miss */
         mount(B | C);
@@ -131,7 +130,4 @@ TEST(a_crash_between_two_superblocks_parts_nobody)
     }
 }
 
-int main(void)
-{
-    return run_tests("members");
-}
+RUN_TESTS("members")

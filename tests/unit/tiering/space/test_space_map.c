@@ -3,9 +3,6 @@
 #include "tests/support/suite.h"
 #include "tiering/space/space_map.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 enum { G = HT_GROUP_BLOCKS };
 
 /* --------------------------------------------------------------- index */
@@ -374,7 +371,4 @@ TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
     ht_space_map_destroy(&m);
 }
 
-int main(void)
-{
-    return run_tests("space_map", .timeout_s = 120);
-}
+RUN_TESTS("space_map", .timeout_s = 120)

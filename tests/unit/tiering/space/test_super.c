@@ -3,12 +3,9 @@
 #include "tests/support/dev.h"
 #include "tiering/space/super.h"
 
-#include <stdlib.h>
-
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
 
 #define DEVICE_BYTES (16 * HT_MIB)
 
@@ -385,8 +382,4 @@ TEST(format_needs_every_copy)
     }
 }
 
-int main(void)
-{
-    ht_log_set_level(HT_LOG_WARN);
-    return run_tests("super", .timeout_s = 60);
-}
+RUN_TESTS("super", .timeout_s = 60, .quiet = WARNINGS)

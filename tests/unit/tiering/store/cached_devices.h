@@ -51,7 +51,7 @@ static inline void make(unsigned count)
 static inline void power_cut(uint64_t seed)
 {
     dev_power_off(devs, device_count, seed);
-    ht_store_close(s);
+    close_store();
     for (unsigned i = 0; i < device_count; i++)
         dev_power_on(devs[i]);
     mount_all();
@@ -72,8 +72,7 @@ static inline struct ht_obj *published(uint64_t scope, const uint8_t *content, s
 {
     struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
 
-    put_all(o, 0, content, bytes);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, content, bytes);
     return o;
 }
 
@@ -81,17 +80,17 @@ static inline uint64_t put(struct ht_obj *o)
 {
     uint64_t oid = ht_obj_id(o);
 
-    ht_obj_put(o);
+    put_object(o);
     return oid;
 }
 
 static inline void expect_after_cut(uint64_t oid, const uint8_t *want, size_t bytes)
 {
-    struct ht_obj *o = ht_obj_get(s, oid);
+    struct ht_obj *o = get_object(oid);
 
     ck_assert_ptr_nonnull(o);
     expect(o, 0, want, bytes);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 /* The object as it is after a power cut. */

@@ -62,14 +62,69 @@ static inline void fresh(uint64_t mib, bool threads)
     fresh_with_log(mib, 0, threads);
 }
 
+/* References of tests to objects of s: those that a test does not put itself are put before the store closes. */
+static struct {
+    pthread_mutex_t lock;
+    struct ht_obj **o;
+    size_t count, cap;
+} held_objects = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static inline struct ht_obj *hold_object(struct ht_obj *o)
+{
+    pthread_mutex_lock(&held_objects.lock);
+    if (held_objects.count == held_objects.cap) {
+        held_objects.cap = held_objects.cap ? 2 * held_objects.cap : 64;
+        held_objects.o = realloc(held_objects.o, held_objects.cap * sizeof(struct ht_obj *));
+        ck_assert_ptr_nonnull(held_objects.o);
+    }
+    held_objects.o[held_objects.count++] = o;
+    pthread_mutex_unlock(&held_objects.lock);
+    return o;
+}
+
+static inline void put_object(struct ht_obj *o)
+{
+    size_t i;
+
+    pthread_mutex_lock(&held_objects.lock);
+    for (i = held_objects.count; i > 0 && held_objects.o[i - 1] != o; i--)
+        ;
+    if (i > 0)
+        held_objects.o[i - 1] = held_objects.o[--held_objects.count];
+    pthread_mutex_unlock(&held_objects.lock);
+    ht_obj_put(o);
+}
+
+static inline void put_held(void)
+{
+    while (held_objects.count > 0)
+        ht_obj_put(held_objects.o[--held_objects.count]);
+}
+
+static inline struct ht_obj *get_object(uint64_t oid)
+{
+    struct ht_obj *o = ht_obj_get(s, oid);
+
+    return o ? hold_object(o) : NULL;
+}
+
+/* As in a crash. */
+static inline void close_store(void)
+{
+    put_held();
+    ht_store_close(s);
+}
+
 static inline void unmount_store(void)
 {
+    put_held();
     ck_assert_int_eq(ht_store_unmount(s), 0);
     ht_store_close(s);
 }
 
 static inline void done(void)
 {
+    put_held();
     ht_store_verify(s, false);
     unmount_store();
     ht_dev_close(dev);
@@ -89,22 +144,13 @@ static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
     struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = chunk_bytes, .scope = scope};
 
     ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
-    return o;
+    return hold_object(o);
 }
 
-/* Nobody need free it: it stays until the process of the test ends. */
 static inline uint8_t *pattern(size_t n, unsigned seed)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static uint8_t **kept; /* so that it is no leak */
-    static size_t count;
-    uint8_t *p = malloc(n);
+    uint8_t *p = test_alloc(n);
 
-    pthread_mutex_lock(&lock);
-    kept = realloc(kept, (count + 1) * sizeof(*kept));
-    ck_assert(p && kept);
-    kept[count++] = p;
-    pthread_mutex_unlock(&lock);
     for (size_t i = 0; i < n; i++)
         p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
     return p;
@@ -124,6 +170,34 @@ static inline void put_all(struct ht_obj *o, uint64_t off, const uint8_t *p, siz
     ck_assert_int_eq(ht_obj_write(o, off, p, n), (ssize_t)n);
 }
 
+static inline void put_synced(struct ht_obj *o, uint64_t off, const uint8_t *p, size_t n)
+{
+    put_all(o, off, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+}
+
+static inline void sync_and_evict(struct ht_obj *o)
+{
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+}
+
+static inline struct ht_obj *written_object(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
+{
+    struct ht_obj *o = object(chunk_bytes, scope);
+
+    put_all(o, 0, p, n);
+    return o;
+}
+
+static inline struct ht_obj *synced_object(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
+{
+    struct ht_obj *o = object(chunk_bytes, scope);
+
+    put_synced(o, 0, p, n);
+    return o;
+}
+
 /* A file of whole MiB with their number in each byte, durable and not in memory. */
 static inline struct ht_obj *tensor_of(unsigned chunks)
 {
@@ -135,30 +209,40 @@ static inline struct ht_obj *tensor_of(unsigned chunks)
         put_all(o, i * (uint64_t)MIB, bytes, MIB);
     }
     free(bytes);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     return o;
 }
 
 static inline void put_each(struct ht_obj *const o[], size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        ht_obj_put(o[i]);
+        put_object(o[i]);
 }
 
 #define put_objects(...) put_each((struct ht_obj *[]){__VA_ARGS__}, HT_ARRAY_SIZE(((struct ht_obj *[]){__VA_ARGS__})))
 
-/* A crash: the device loses nothing, and nothing more is written. All references must have been put. */
+/* A crash: the device loses nothing, and nothing more is written. */
 static inline void crash(void)
 {
-    ht_store_close(s);
+    close_store();
     mount_with(false, false);
 }
 
 static inline void remount(void)
 {
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    crash();
+    unmount_store();
+    mount_with(false, false);
+}
+
+/* The same object, which must be there, after the store has ended so. */
+static inline struct ht_obj *after(void (*how)(void), struct ht_obj *o)
+{
+    uint64_t oid = ht_obj_id(o);
+
+    how();
+    o = get_object(oid);
+    ck_assert_ptr_nonnull(o);
+    return o;
 }
 
 static inline void commit_durably(struct ht_tx *tx)
@@ -232,7 +316,13 @@ static inline void delete (struct ht_obj *o)
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_delete(o, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ht_obj_put(o);
+    put_object(o);
+}
+
+static inline void delete_durably(struct ht_obj *o)
+{
+    delete (o);
+    ck_assert_int_eq(ht_store_commit(s), 0);
 }
 
 #endif

@@ -3,7 +3,6 @@
  * test_classes.c - classes of I/O on a whole store: lower classes hold what callers need, on the smallest memory, and
  * all of them go on.
  */
-#include <pthread.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/io/gate.h"
@@ -61,8 +60,7 @@ static struct ht_obj *stored(unsigned chunks)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
 
     put_all(o, 0, want, (size_t)chunks * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     return o;
 }
 
@@ -93,11 +91,6 @@ TEST(all_classes_go_on_beside_each_other_on_the_smallest_memory)
     ht_gate_stats(dev, &st);
     ck_assert_uint_eq(st.waits[HT_IO_URGENT], 0);
     ck_assert_uint_eq(st.in_flight_bytes[HT_IO_BACKGROUND], 0);
-    put_objects(cold, prefetched, written);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("classes", .timeout_s = 300);
-}
+RUN_TESTS("classes", .timeout_s = 300, .teardown = fixture_end)

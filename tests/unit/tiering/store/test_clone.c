@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clones: several objects own stored content, until the last owner releases it and the log knows it. */
-#include <pthread.h>
 #include <sched.h>
 #include <time.h>
 
-#include "tests/support/dev.h"
-#include "tiering/object/context.h"
 #include "tiering/object/scope.h"
-#include "tiering/txn/txn.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES };
@@ -23,8 +19,7 @@ static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t
 {
     struct ht_obj *o = object(chunk_bytes, scope);
 
-    put_all(o, 0, p, n);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, n);
     return o;
 }
 
@@ -70,14 +65,12 @@ TEST(a_clone_has_the_same_bytes_and_takes_no_space)
     ht_obj_evict(b);
     expect(b, 0, p, 8 * MIB + 12345);
     /* One that writes has its own; the other does not see it. */
-    put_all(b, 3 * MIB + 5, (const uint8_t *)"mine", 4);
-    ck_assert_int_eq(ht_obj_sync(b), 0);
+    put_synced(b, 3 * MIB + 5, (const uint8_t *)"mine", 4);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes - MIB);
     expect(a, 0, p, 8 * MIB + 12345);
     memcpy(p + 3 * MIB + 5, "mine", 4);
     ht_obj_evict(b);
     expect(b, 0, p, 8 * MIB + 12345);
-    put_objects(a, b);
 }
 
 TEST(a_target_that_was_made_for_large_chunks_keeps_them)
@@ -87,10 +80,8 @@ TEST(a_target_that_was_made_for_large_chunks_keeps_them)
     struct ht_obj *a = stored(SMALL, 0, p, 4 * MIB + 99), *b = object(HT_CHUNK_BYTES, 0);
     clone_all(a, b);
     ck_assert_uint_eq(ht_obj_chunk_bytes(b), HT_CHUNK_BYTES);
-    ck_assert_int_eq(ht_obj_sync(b), 0);
-    ht_obj_evict(b);
+    sync_and_evict(b);
     expect(b, 0, p, 4 * MIB + 99);
-    put_objects(a, b);
 }
 
 TEST(space_comes_back_with_the_last_owner_in_any_order)
@@ -112,11 +103,11 @@ TEST(space_comes_back_with_the_last_owner_in_any_order)
             uint64_t oid[3];
             for (int i = 0; i < 3; i++) {
                 oid[i] = ht_obj_id(o[i]);
-                ht_obj_put(o[i]);
+                put_object(o[i]);
             }
             remount();
             for (int i = 0; i < 3; i++)
-                ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+                ck_assert_ptr_nonnull(o[i] = get_object(oid[i]));
         }
         for (int i = 0; i < 3; i++) {
             struct ht_obj *x = o[order[k % 6][i]];
@@ -129,8 +120,7 @@ TEST(space_comes_back_with_the_last_owner_in_any_order)
                 ck_assert_int_eq(ht_obj_truncate(x, 0), 0);
             if (gone)
                 ck_assert_int_eq(ht_obj_sync(x), 0);
-            delete (x);
-            ck_assert_int_eq(ht_store_commit(s), 0);
+            delete_durably(x);
         }
         ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
         ck_assert_uint_eq(stats().pending_free_bytes, 0);
@@ -167,13 +157,13 @@ TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
             if (variant == 2)
                 ck_assert_int_eq(ht_obj_truncate(b, 0), 0);
             ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-            ht_obj_put(a);
+            put_object(a);
         }
         if (variant == 1)
             ck_assert_int_eq(ht_scope_abort(s, 9), 0);
         else
             ck_assert_int_eq(ht_obj_truncate(b, 0), 0);
-        ht_obj_put(b);
+        put_object(b);
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
         ck_assert_uint_eq(stats().pending_free_bytes, 4 * MIB);
         /* As much as fits without it may be written; a crash then shows a as it was. */
@@ -184,12 +174,11 @@ TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
             put_all(c, end, q, MIB);
             ck_assert_int_eq(ht_obj_writeback(c), 0);
         }
-        ht_obj_put(c);
         crash();
-        a = ht_obj_get(s, oid);
+        a = get_object(oid);
         ck_assert_ptr_nonnull(a);
         expect(a, 0, p, 4 * MIB);
-        ht_obj_put(a);
+        put_object(a);
         free(q);
         done();
     }
@@ -227,7 +216,6 @@ TEST(space_of_an_open_transaction_is_waited_for)
     ck_assert_uint_lt(stats().available_bytes, MIB);
     ck_assert_uint_ge(ht_obj_size(c), 13 * MIB);
     ck_assert_int_eq(ht_obj_sync(c), 0);
-    put_objects(a, c);
 }
 
 /* Owners that the open transaction ended stay in the table: it must grow, however many there are. */
@@ -248,10 +236,8 @@ TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
     for (uint64_t i = 0; i < NEW; i++)
         ck_assert_int_eq(ht_obj_clone(c, i * SMALL, d, i * SMALL, SMALL), SMALL);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ck_assert_int_eq(ht_obj_sync(d), 0);
-    ht_obj_evict(d);
+    sync_and_evict(d);
     expect(d, 0, p, NEW * SMALL);
-    put_objects(a, b, c, d);
 }
 
 TEST(a_remount_counts_the_owners)
@@ -267,29 +253,26 @@ TEST(a_remount_counts_the_owners)
     uint64_t free_bytes = stats().free_bytes;
     for (int i = 0; i < 3; i++) {
         oid[i] = ht_obj_id(o[i]);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     crash();
     ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     for (int i = 0; i < 3; i++) {
-        ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+        ck_assert_ptr_nonnull(o[i] = get_object(oid[i]));
         if (i == 2)
             break;
-        delete (o[i]);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(o[i]);
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
         use_all_space();
         ck_assert_int_eq(ht_store_commit(s), 0);
     }
     expect(o[2], 0, p, 2 * MIB + 10);
-    ht_obj_put(o[2]);
     crash();
-    o[2] = ht_obj_get(s, oid[2]);
+    o[2] = get_object(oid[2]);
     expect(o[2], 0, p, 2 * MIB + 10);
-    delete (o[2]);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(o[2]);
     ck_assert_uint_eq(stats().free_bytes, free_bytes + 3 * MIB);
 }
 
@@ -305,14 +288,12 @@ TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not)
     ck_assert_uint_eq(obj_stat(a).dirty_bytes, 0);
     clone_all(a, c);
     ck_assert_int_eq(ht_obj_sync(b), 0);
-    put_objects(a, b, c);
     crash();
-    ck_assert_ptr_null(ht_obj_get(s, oid[0]));
-    ck_assert_ptr_null(ht_obj_get(s, oid[2]));
-    b = ht_obj_get(s, oid[1]);
+    ck_assert_ptr_null(get_object(oid[0]));
+    ck_assert_ptr_null(get_object(oid[2]));
+    b = get_object(oid[1]);
     use_all_space();
     expect(b, 0, p, 2 * MIB);
-    ht_obj_put(b);
 }
 
 TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
@@ -341,15 +322,13 @@ TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
         ht_obj_evict(a);
         expect(b, 0, p, 2 * MIB);
         expect(a, 0, q, 2 * MIB);
-        delete (x);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(x);
     }
     publish_scope(9);
     ht_obj_evict(a);
     ht_obj_evict(b);
     expect(a, 0, q, 2 * MIB);
     expect(b, 0, p, 2 * MIB);
-    put_objects(a, b);
 }
 
 /*
@@ -384,7 +363,6 @@ TEST(a_rewrite_reserve_holds_for_what_is_shared)
                 publish_scope(scope);
         }
         ck_assert_int_eq(ht_obj_rewrite_reserve(g, 0), 0);
-        put_objects(a, b, filler);
         done();
     }
 }
@@ -408,7 +386,6 @@ TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
     clone_all(plain, b); /* no preallocation, no space */
     expect(b, 0, p, MIB);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
-    put_objects(a, b, plain, filler);
 }
 
 TEST(an_aborted_scope_gives_its_clones_back)
@@ -426,22 +403,19 @@ TEST(an_aborted_scope_gives_its_clones_back)
     ht_obj_evict(in);
     expect(in, 0, q, 2 * MIB);
     expect(two, 0, p, 2 * MIB);
-    delete (out);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(out);
     use_all_space();
     ht_obj_evict(two);
     expect(two, 0, p, 2 * MIB);
-    delete (two);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(two);
     ck_assert_uint_eq(stats().free_bytes, before.free_bytes + 2 * MIB);
-    ht_obj_put(in);
 }
 
 TEST(edges_holes_and_other_chunk_sizes_are_right)
 {
     fresh(64, false);
     enum { N = 4 * MIB };
-    uint8_t *p = pattern(N, 15), *want = malloc(N), *old = pattern(N, 16);
+    uint8_t *p = pattern(N, 15), *want = test_alloc(N), *old = pattern(N, 16);
     static const uint32_t sizes[] = {SMALL, HT_CHUNK_BYTES};
     uint64_t rnd = 5;
     for (int k = 0; k < 80; k++) {
@@ -466,8 +440,7 @@ TEST(edges_holes_and_other_chunk_sizes_are_right)
         uint64_t size = n ? ht_max_u64(have, dst + n) : have;
         ck_assert_uint_eq(ht_obj_size(b), size);
         expect(b, 0, want, size);
-        ck_assert_int_eq(ht_obj_sync(b), 0);
-        ht_obj_evict(b);
+        sync_and_evict(b);
         expect(b, 0, want, size);
         expect(a, 0, p, cut);
         delete (a);
@@ -475,7 +448,6 @@ TEST(edges_holes_and_other_chunk_sizes_are_right)
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().chunks, 0);
-    free(want);
 }
 
 TEST(a_sparse_source_of_any_size_is_cloned_at_once)
@@ -490,7 +462,6 @@ TEST(a_sparse_source_of_any_size_is_cloned_at_once)
     ck_assert_int_eq(ht_obj_seek(b, 0, false), (int64_t)far);
     expect(b, far, (const uint8_t *)"end", 3);
     ck_assert_uint_lt(stats().meta_bytes, 200000);
-    put_objects(a, b);
 }
 
 TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
@@ -511,7 +482,6 @@ TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
     ht_obj_evict(c);
     expect(a, 0, p, SMALL + 1000);
     expect(c, 0, p, SMALL + 1000);
-    put_objects(a, b, c);
 }
 
 TEST(what_cannot_be_cloned_is_refused)
@@ -529,13 +499,11 @@ TEST(what_cannot_be_cloned_is_refused)
     ck_assert_int_eq(ht_obj_clone(a, 0, b, HT_FILE_BYTES_MAX, 1), -EFBIG);
     ck_assert_int_eq(ht_obj_clone(a, 0, b, UINT64_MAX, 1), -EFBIG);
     ck_assert_uint_eq(ht_obj_size(b), 0);
-    put_objects(a, b);
     remount();
     unmount_store();
     mount_with(false, true);
-    a = ht_obj_get(s, 2);
+    a = get_object(2);
     ck_assert_int_eq(ht_obj_clone(a, 0, a, SMALL, SMALL), -EROFS);
-    ht_obj_put(a);
 }
 
 TEST(scratch_is_copied_not_shared)
@@ -545,17 +513,16 @@ TEST(scratch_is_copied_not_shared)
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
     ck_assert_int_eq(ht_obj_create(s, &attr, &x), 0);
+    hold_object(x);
     uint8_t *p = pattern(2 * MIB, 19);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
     clone_all(a, x);
     clone_all(x, b);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ht_obj_scratch_drop(x, 0, UINT64_MAX);
-    delete (a);
-    ck_assert_int_eq(ht_store_commit(s), 0);
+    delete_durably(a);
     ck_assert_uint_eq(obj_stat(b).stored_bytes, 2 * MIB);
     expect(b, 0, p, 2 * MIB);
-    put_objects(x, b);
 }
 
 TEST(what_cannot_be_written_back_is_copied_as_it_is)
@@ -570,10 +537,8 @@ TEST(what_cannot_be_written_back_is_copied_as_it_is)
     expect(b, 0, q, 2 * MIB);
     ck_assert_int_eq(obj_stat(a).error, -EIO); /* the source reports it */
     ck_assert_int_eq(obj_stat(b).error, 0);
-    ck_assert_int_eq(ht_obj_sync(b), 0);
-    ht_obj_evict(b);
+    sync_and_evict(b);
     expect(b, 0, q, 2 * MIB);
-    put_objects(a, b);
 }
 
 /* In pieces of one block each. */
@@ -602,15 +567,14 @@ TEST(chunks_in_many_pieces_are_shared_too)
         ck_assert_int_eq(ht_store_commit(s), 0);
         if (k & 2) {
             for (unsigned i = 1; i < n; i += 2) {
-                ht_obj_put(o[i]);
+                put_object(o[i]);
                 o[i] = NULL;
             }
-            put_objects(filler, a, b);
             crash();
             ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
             filler = NULL;
-            a = ht_obj_get(s, oid[0]);
-            b = ht_obj_get(s, oid[1]);
+            a = get_object(oid[0]);
+            b = get_object(oid[1]);
         }
         delete (k & 1 ? a : b);
         ck_assert_int_eq(ht_store_commit(s), 0);
@@ -619,9 +583,6 @@ TEST(chunks_in_many_pieces_are_shared_too)
         ck_assert_int_eq(ht_store_commit(s), 0);
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
     }
-    for (unsigned i = 1; i < n; i += 2)
-        ht_obj_put(o[i]);
-    ht_obj_put(filler);
 }
 
 TEST(remembering_owners_costs_what_is_shared)
@@ -636,13 +597,11 @@ TEST(remembering_owners_costs_what_is_shared)
         ck_assert_int_eq(ht_obj_sync(b), 0);
         put_all(a, 0, p, 8 * MIB); /* a has its own again */
         ck_assert_int_eq(ht_obj_sync(a), 0);
-        delete (b);
-        ck_assert_int_eq(ht_store_commit(s), 0);
+        delete_durably(b);
         if (k == 5)
             meta = stats().meta_bytes;
     }
     ck_assert_uint_eq(stats().meta_bytes, meta);
-    ht_obj_put(a);
 }
 
 struct cloner {
@@ -685,7 +644,7 @@ TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
     struct cloner c[N];
     struct ht_store_stats before = stats();
     struct ht_obj *o[N];
-    uint8_t *p = calloc(24, SMALL);
+    uint8_t *p = test_alloc(24 * SMALL);
     for (unsigned i = 0; i < N; i++) {
         o[i] = object(SMALL, i == 3 ? 9 : 0);
         put_all(o[i], 0, p, 24 * SMALL);
@@ -703,7 +662,6 @@ TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
-    free(p);
 }
 
 /* A run goes as far as it is known: a caller asks again at its end. */
@@ -755,7 +713,6 @@ TEST(objects_are_compared_by_their_places)
     ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), 2000 * SMALL);
     ck_assert_uint_eq(same_until(a, b, 2000 * SMALL, false), N * SMALL);
     ck_assert(!ht_obj_same(a, large, 0, &end) && end == UINT64_MAX); /* chunks of another size */
-    put_objects(a, b, large);
 }
 
 struct waiting_clone {
@@ -802,10 +759,6 @@ TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
     ht_obj_evict(b);
     expect(b, MIB, p, MIB);
     ht_store_verify(s, false);
-    put_objects(a, b);
 }
 
-int main(void)
-{
-    return run_tests("clones", .teardown = fixture_end, .timeout_s = 300);
-}
+RUN_TESTS("clones", .teardown = fixture_end, .timeout_s = 300)

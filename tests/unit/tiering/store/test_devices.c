@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stores of two devices of memory: members that are missing, return, fail, or stop answering. */
-#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include "tiering/journal/journal.h"
-#include "tiering/object/context.h"
 
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/fault.h"
 #include "tiering/space/alloc.h"
@@ -41,7 +37,7 @@ static int try_mount(unsigned present, bool degraded)
     ck_assert_ptr_eq(given[0], devs[present & 1 ? 0 : 1]); /* by index again */
     rc = ht_store_mount(s);
     if (rc)
-        ht_store_close(s);
+        close_store();
     return rc;
 }
 
@@ -58,9 +54,8 @@ static void make(void)
     oid = ht_obj_id(o);
     content = pattern(BYTES, 1);
     newer = pattern(BYTES, 2);
-    put_all(o, 0, content, BYTES);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_synced(o, 0, content, BYTES);
+    put_object(o);
 }
 
 static void end(void)
@@ -80,7 +75,7 @@ static struct ht_device_stat device(unsigned i)
 
 static struct ht_obj *the_object(void)
 {
-    struct ht_obj *o = ht_obj_get(s, oid);
+    struct ht_obj *o = get_object(oid);
 
     ck_assert_ptr_nonnull(o);
     return o;
@@ -88,8 +83,7 @@ static struct ht_obj *the_object(void)
 
 static void sync_one(struct ht_obj *o, uint64_t off, const uint8_t *p)
 {
-    put_all(o, off, p, MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, off, p, MIB);
 }
 
 struct where {
@@ -157,15 +151,14 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     ht_obj_evict(o);
     for (unsigned i = 0; i < BYTES / MIB; i += 3)
         expect(o, i * MIB, newer + i * MIB, MIB);
-    ht_obj_put(o);
-    ht_store_close(s); /* a crash */
+    put_object(o);
+    close_store(); /* a crash */
     /* The device returns: it is brought up to date, and later writes are neither lost nor undone. */
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_int_eq(device(gone).log, HT_LOG_COPY_WRITTEN);
     o = the_object();
     for (unsigned i = 0; i < BYTES / MIB; i++)
         expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
-    ht_obj_put(o);
     unmount_store();
     /* so now the other one may be away */
     ck_assert_int_eq(try_mount(1u << gone, true), 0);
@@ -174,7 +167,6 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     for (unsigned i = 0; i < BYTES / MIB; i++)
         if (w.on[i] == gone)
             expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
-    ht_obj_put(o);
     unmount_store();
 }
 
@@ -192,7 +184,6 @@ TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
     struct ht_batch_pin l = {.store = s, .count = 1, .chunk[0] = {o, index, HT_BATCH_PIN_UPDATE, 0, NULL, false}};
     ck_assert_int_eq(ht_batch_pin_begin(&l), -EIO);
     ck_assert_uint_eq(stats().read_errors, errors + 1);
-    ht_obj_put(o);
     unmount_store();
 }
 
@@ -211,7 +202,6 @@ TEST(what_a_missing_member_holds_is_no_space)
     ck_assert_int_eq(ht_obj_sync(filler), 0);
     ck_assert_uint_lt(end_at, 64 * MIB);
     ck_assert_uint_ge(end_at, 56 * MIB);
-    put_objects(o, filler);
     unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
     unmount_store();
@@ -225,7 +215,6 @@ TEST(members_that_changed_apart_are_refused)
         ck_assert_int_eq(try_mount(1u << i, true), 0);
         struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
         sync_one(o, 0, newer);
-        ht_obj_put(o);
         unmount_store();
     }
     ck_assert_int_eq(try_mount(3, false), -EXDEV);
@@ -260,9 +249,9 @@ TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
     ck_assert_int_eq(obj_stat(o).sticky_error, 0);
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
-    ht_obj_put(o);
+    put_object(o);
     if (crashes)
-        ht_store_close(s);
+        close_store();
     else
         unmount_store();
     fail_all(devs[bad], false);
@@ -271,7 +260,6 @@ TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
         ck_assert_int_eq(try_mount(i == 1 ? 1u << !bad : 3, true), 0);
         o = the_object();
         expect(o, 0, newer, BYTES);
-        ht_obj_put(o);
         unmount_store();
     }
 }
@@ -285,7 +273,7 @@ static void log_something(void)
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_publish(o, tx);
     commit_durably(tx);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 static void lose_log_of(unsigned member)
@@ -320,7 +308,7 @@ TEST_LOOP(a_member_that_was_left_behind_takes_part_again, 2)
     if (_i)
         unmount_store();
     else
-        ht_store_close(s);
+        close_store();
     expect_whole_alone();
 }
 
@@ -350,7 +338,7 @@ TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
     ck_assert_int_eq(ht_journal_resync(s->journal), -EIO);
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     log_something();
-    ht_store_close(s);
+    close_store();
     dev_fail(devs[1], HT_IO_WRITE, 0, false);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
@@ -368,7 +356,7 @@ TEST_LOOP(a_return_that_may_be_on_record_is_taken_back, 2)
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     log_something();
-    ht_store_close(s);
+    close_store();
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
     unmount_store();
@@ -392,11 +380,10 @@ TEST_LOOP(superblocks_that_can_be_written_nowhere_are_written_later, 2)
         ck_assert_int_eq(ht_super_read(devs[i], &sb, &report), 0);
         ck_assert_uint_eq(sb.start_seq, ht_store_super(s)->start_seq);
     }
-    ht_store_close(s);
+    close_store();
     ck_assert_int_eq(try_mount(3, false), 0);
     struct ht_obj *o = the_object();
     expect(o, 0, content, BYTES);
-    ht_obj_put(o);
     unmount_store();
 }
 
@@ -437,7 +424,7 @@ TEST_LOOP(a_member_whose_superblock_failed_stands_in_for_the_log, 2)
     ck_assert_int_eq(device(first).log, HT_LOG_COPY_WRITTEN);
     log_something();
     ck_assert_int_eq(ht_journal_resync(s->journal), 0);
-    ht_store_close(s);
+    close_store();
     expect_whole_alone();
 }
 
@@ -451,7 +438,7 @@ TEST_LOOP(the_next_superblock_brings_a_member_back, 4)
         ck_assert_int_eq(ht_store_checkpoint(s), 0);
         ck_assert(knows_that_it_takes_part(0));
         ck_assert(knows_that_it_takes_part(1));
-        ht_store_close(s);
+        close_store();
     }
     expect_whole_alone();
 }
@@ -466,7 +453,7 @@ TEST_LOOP(a_superblock_that_fails_once_leaves_nobody_behind, 2)
     ck_assert_uint_gt(ht_store_super(s)->epoch, 1); /* it was stale for a while */
     ck_assert(knows_that_it_takes_part(0));
     ck_assert(knows_that_it_takes_part(1));
-    ht_store_close(s);
+    close_store();
     expect_whole_alone();
 }
 
@@ -480,7 +467,7 @@ TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
     fail_all(devs[1], false);
     log_something(); /* the first one's log fails */
     ck_assert_int_eq(device(0).log, HT_LOG_COPY_LOST);
-    ht_store_close(s);
+    close_store();
     fail_all(devs[0], false);
     ck_assert_int_eq(try_mount(1, true), 0); /* it could not know */
     unmount_store();
@@ -491,7 +478,7 @@ TEST(a_member_left_behind_does_not_stand_for_the_store)
 {
     make();
     lose_log_of(1);
-    ht_store_close(s);
+    close_store();
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(1, true), 0);
     unmount_store();
@@ -517,7 +504,6 @@ TEST(a_bad_place_is_not_used_again)
     ht_obj_evict(o);
     expect(o, 0, newer, MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
     unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, 0);
@@ -527,8 +513,7 @@ TEST(a_bad_place_is_not_used_again)
 TEST(a_staged_update_goes_elsewhere_too)
 {
     make();
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
-    put_all(o, 0, content, BYTES);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, content, BYTES);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     struct ht_batch_pin l = {.store = s, .count = 4};
     for (unsigned i = 0; i < 4; i++)
@@ -540,7 +525,6 @@ TEST(a_staged_update_goes_elsewhere_too)
     unpin(&l, 15);
     fail_all(devs[0], false);
     expect(o, 0, newer, 4 * MIB);
-    ht_obj_put(o);
     unmount_store();
 }
 
@@ -576,14 +560,13 @@ TEST(a_range_stays_together)
         ck_assert_uint_gt(of[k].chunks[1], 0);
     }
     ck_assert_int_eq(memcmp(of[0].on, of[1].on, sizeof(of[0].on)), 0);
-    put_objects(p, state);
     unmount_store();
 }
 
 /* ------------------------------------------------------------ failed flushes */
 
 /* Written to devices, not flushed, in no record. */
-static struct ht_obj *written_object(const uint8_t *bytes, uint64_t scope)
+static struct ht_obj *written_back(const uint8_t *bytes, uint64_t scope)
 {
     struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
 
@@ -598,7 +581,7 @@ TEST_LOOP(what_a_failed_flush_covered_is_written_again, 2)
 
     fresh(64, false);
     newer = pattern(BYTES, 2);
-    struct ht_obj *o = written_object(newer, 0);
+    struct ht_obj *o = written_back(newer, 0);
     uint64_t id = ht_obj_id(o), written = stats().device_written_bytes;
     if (evicted)
         ht_obj_evict(o);
@@ -606,11 +589,9 @@ TEST_LOOP(what_a_failed_flush_covered_is_written_again, 2)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_ge(stats().device_written_bytes, written + 4 * MIB);
     ck_assert_int_eq(obj_stat(o).sticky_error, 0);
-    ht_obj_put(o);
     crash();
-    o = ht_obj_get(s, id);
+    o = get_object(id);
     expect(o, 0, newer, 4 * MIB);
-    ht_obj_put(o);
     done();
 }
 
@@ -618,7 +599,7 @@ TEST(a_flush_that_never_succeeds_is_told)
 {
     fresh(64, false);
     newer = pattern(BYTES, 2);
-    struct ht_obj *o = written_object(newer, 0);
+    struct ht_obj *o = written_back(newer, 0);
     uint64_t commits = stats().commits;
     dev_fail(dev, HT_IO_FLUSH, 1, true);
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
@@ -626,7 +607,6 @@ TEST(a_flush_that_never_succeeds_is_told)
     expect(o, 0, newer, 4 * MIB);
     dev_fail(dev, HT_IO_FLUSH, 0, false);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
     done();
 }
 
@@ -636,8 +616,7 @@ TEST(what_a_failed_flush_covered_is_not_published_later)
     fresh(64, false);
     content = pattern(BYTES, 1);
     newer = pattern(BYTES, 2);
-    struct ht_obj *o = written_object(content, 0);
-    uint64_t id = ht_obj_id(o);
+    struct ht_obj *o = written_back(content, 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     put_all(o, 0, newer, 4 * MIB);
     dev_fail(dev, HT_IO_FLUSH, 1, true);
@@ -648,11 +627,8 @@ TEST(what_a_failed_flush_covered_is_not_published_later)
     ht_obj_publish(o, tx);
     commit_durably(tx);
     expect(o, 0, newer, 4 * MIB);
-    ht_obj_put(o);
-    crash();
-    o = ht_obj_get(s, id);
+    o = after(crash, o);
     expect(o, 0, content, 4 * MIB);
-    ht_obj_put(o);
     done();
 }
 
@@ -662,7 +638,7 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
     unsigned bad = (unsigned)_i;
 
     make();
-    struct ht_obj *a = written_object(newer, 0), *b = written_object(newer + 4 * MIB, 9);
+    struct ht_obj *a = written_back(newer, 0), *b = written_back(newer + 4 * MIB, 9);
     uint64_t ids[] = {ht_obj_id(a), ht_obj_id(b)};
     fail_all(devs[bad], true);
     ck_assert_int_eq(ht_obj_sync(a), 0);
@@ -674,14 +650,13 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
     ck_assert(!ht_store_read_only(s));
     ck_assert_uint_le(stats().total_bytes, 64 * MIB);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    put_objects(a, b);
-    ht_store_close(s);
+    close_store();
     ck_assert_int_eq(try_mount(1u << !bad, true), 0);
     for (unsigned k = 0; k < 2; k++) {
-        struct ht_obj *o = ht_obj_get(s, ids[k]);
+        struct ht_obj *o = get_object(ids[k]);
         ck_assert_ptr_nonnull(o);
         expect(o, 0, newer + k * 4 * MIB, 4 * MIB);
-        ht_obj_put(o);
+        put_object(o);
     }
     unmount_store();
 }
@@ -689,7 +664,7 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
 TEST(what_died_with_its_device_is_told_to_its_owner_alone)
 {
     make();
-    struct ht_obj *a = written_object(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *a = written_back(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
     ht_obj_evict(a);
     fail_all(devs[1], true);
     dev_fail(devs[1], HT_IO_READ, 1, true);
@@ -702,7 +677,6 @@ TEST(what_died_with_its_device_is_told_to_its_owner_alone)
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     dev_fail(devs[1], HT_IO_READ, 0, false);
     fail_all(devs[1], false);
-    put_objects(a, b);
     unmount_store();
 }
 
@@ -747,7 +721,6 @@ TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
     ck_assert_int_ne(device(1).health, HT_HEALTH_NOT_ANSWERING);
     ht_obj_evict(o);
     expect(o, 0, newer, MIB);
-    ht_obj_put(o);
     unmount_store();
 }
 
@@ -758,8 +731,7 @@ TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
     pthread_t thread;
 
     make();
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-    put_all(o, 0, newer, CHUNKS * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, newer, CHUNKS * MIB);
     dev_stall(devs[_i], true);
     ck_assert_int_eq(pthread_create(&thread, NULL, sync_object, o), 0);
     while (obj_stat(o).device_written_bytes < CHUNKS / 2 * MIB)
@@ -767,11 +739,7 @@ TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
     dev_stall(devs[_i], false);
     pthread_join(thread, NULL);
     expect(o, 0, newer, CHUNKS * MIB);
-    ht_obj_put(o);
     unmount_store();
 }
 
-int main(void)
-{
-    return run_tests("devices", .teardown = end, .timeout_s = 120);
-}
+RUN_TESTS("devices", .teardown = end, .timeout_s = 120)

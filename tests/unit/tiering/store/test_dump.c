@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A dump lists each chunk that a thread holds once, however many others lie before it. */
-#include <stdio.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/dump.h"
@@ -42,11 +41,6 @@ TEST(a_held_chunk_is_found_after_many_others)
     }
     unpin(&pin, 0);
     ht_buf_free(&d.text);
-    ht_obj_put(o);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("dump");
-}
+RUN_TESTS("dump", .teardown = fixture_end)

@@ -3,16 +3,12 @@
  * test_flow.c - writers go on while there is room, whatever the device does, and then wait for
  * no more than the next image.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <unistd.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = 1 << 16, BUDGET = 8 * MIB, PASSES = 8 };
@@ -67,7 +63,6 @@ static void a_budget_is_written_beside_a_device_that_stands_still(uint32_t chunk
     pthread_join(w.thread, NULL);
     ck_assert_uint_eq(w.written, w.bytes);
     compare(&w);
-    ht_obj_put(w.o);
     done();
 }
 
@@ -93,7 +88,6 @@ TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
     ck_assert_uint_le(bytes, w.bytes + w.bytes / 8);
     ck_assert_uint_ge(bytes / chunks, MIB * 7 / 8);
     compare(&w);
-    ht_obj_put(w.o);
 }
 
 /* Many more writers than there is room for; all wait now and then. */
@@ -114,7 +108,7 @@ TEST(many_writers_share_what_comes_free)
     ck_assert_uint_gt(stats().room_waits, 0);
     for (unsigned i = 0; i < WRITERS; i++) {
         compare(&w[i]);
-        ht_obj_put(w[i].o);
+        put_object(w[i].o);
     }
 }
 
@@ -142,7 +136,7 @@ TEST(what_was_begun_and_left_is_written_too)
     }
     for (unsigned i = 0; i < FILES; i++) {
         expect(o[i], 0, want, 4 * SMALL);
-        ht_obj_put(o[i]);
+        put_object(o[i]);
     }
 }
 
@@ -154,8 +148,7 @@ TEST(a_reader_that_finds_no_room_has_writeback_make_more)
     struct ht_obj *stored = object(HT_CHUNK_BYTES, 0), *scratch;
     struct ht_obj_attr attr = {.oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
     put_all(stored, 0, want, MIB);
-    ck_assert_int_eq(ht_obj_sync(stored), 0);
-    ht_obj_evict(stored);
+    sync_and_evict(stored);
     ck_assert_int_eq(ht_obj_create(s, &attr, &scratch), 0);
     put_all(scratch, 0, want, BUDGET);
     usleep(100000); /* the row sleeps */
@@ -165,7 +158,6 @@ TEST(a_reader_that_finds_no_room_has_writeback_make_more)
         sched_yield();
     expect(scratch, 0, want, BUDGET);
     delete (scratch);
-    ht_obj_put(stored);
 }
 
 static void *read_one(void *o)
@@ -213,8 +205,7 @@ TEST(a_reader_gets_the_first_image_that_comes_free)
     pthread_t reader;
 
     put_all(read, 0, want, MIB);
-    ck_assert_int_eq(ht_obj_sync(read), 0);
-    ht_obj_evict(read);
+    sync_and_evict(read);
     put_all(held, 0, want, BUDGET - MIB);
     put_all(one, 0, want, MIB);
     ck_assert_int_eq(ht_obj_sync(held), 0);
@@ -245,7 +236,6 @@ TEST(a_reader_gets_the_first_image_that_comes_free)
     pthread_join(reader, NULL);
     pthread_join(w.thread, NULL);
     compare(&w);
-    put_objects(w.o, read, one, held);
 }
 
 /* All whole images are held, and a slot of small ones has room that the reader cannot use. */
@@ -257,8 +247,7 @@ TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
     fresh(64, true);
     struct ht_obj *held = object(HT_CHUNK_BYTES, 0), *small = object(SMALL, 0), *read = object(HT_CHUNK_BYTES, 0);
     put_all(read, 0, want, MIB);
-    ck_assert_int_eq(ht_obj_sync(read), 0);
-    ht_obj_evict(read);
+    sync_and_evict(read);
     put_all(small, 0, want, SMALL);
     put_all(held, 0, want, BUDGET - MIB);
     ck_assert_int_eq(ht_obj_sync(small), 0);
@@ -280,7 +269,6 @@ TEST(a_small_writer_needs_not_wait_for_a_reader_of_a_whole_image)
     hold(small, 1, false);
     pthread_join(reader, NULL);
     expect(small, SMALL, want + SMALL, MIB - SMALL);
-    put_objects(read, small, held);
 }
 
 /* Writers have changed all images that they get, and the device stands still: a reader has one at once. */
@@ -294,8 +282,7 @@ TEST(a_reader_needs_not_wait_for_what_writers_changed)
     struct ht_obj *read = object(HT_CHUNK_BYTES, 0);
     struct writer w = {.o = object(HT_CHUNK_BYTES, 0), .bytes = fixture_dram_bytes + MIB, .piece = SMALL};
     put_all(read, 0, want, MIB);
-    ck_assert_int_eq(ht_obj_sync(read), 0);
-    ht_obj_evict(read);
+    sync_and_evict(read);
     dev_stall(dev, true);
     start(&w);
     while (stats().room_waits == 0)
@@ -308,7 +295,6 @@ TEST(a_reader_needs_not_wait_for_what_writers_changed)
     pthread_join(reader, NULL);
     pthread_join(w.thread, NULL);
     compare(&w);
-    put_objects(w.o, read);
     done();
     fixture_dram_bytes = 8 * MIB;
 }
@@ -353,8 +339,7 @@ TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
     struct ht_obj *read = object(HT_CHUNK_BYTES, 0), *set = object(HT_CHUNK_BYTES, 0),
                   *others = object(HT_CHUNK_BYTES, 0);
     put_all(read, 0, want, MIB);
-    ck_assert_int_eq(ht_obj_sync(read), 0);
-    ht_obj_evict(read);
+    sync_and_evict(read);
     for (unsigned i = 0; i < CHUNKS; i++)
         put_all(set, (uint64_t)i * MIB, want + i * (uint64_t)MIB % BUDGET, MIB);
     ck_assert_int_eq(ht_obj_sync(set), 0);
@@ -370,7 +355,6 @@ TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
     dev_stall(dev, false);
     pthread_join(reader, NULL);
     pthread_join(syncer, NULL);
-    put_objects(read, set, others);
 }
 
 static void delete_but_hold(struct ht_obj *o)
@@ -399,13 +383,9 @@ TEST(what_is_deleted_may_be_let_go_of_beside_writing)
         sched_yield();
     for (unsigned i = 0; i < 1000; i++)
         sched_yield();
-    ht_obj_put(gone);
+    put_object(gone);
     dev_stall(dev, false);
     expect(after, 0, want, BUDGET - 17 * SMALL);
-    put_objects(before, after);
 }
 
-int main(void)
-{
-    return run_tests("flow", .teardown = fixture_end, .timeout_s = 60);
-}
+RUN_TESTS("flow", .teardown = fixture_end, .timeout_s = 60)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_holders.c - a chunk with as many readers as it can count lets the next ones wait, and forgets none. */
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
@@ -70,11 +69,6 @@ TEST(readers_beyond_the_count_wait)
     for (unsigned i = 0; i < WAITERS; i++)
         pthread_join(r.waiter[i], NULL);
     put_all(r.o, 0, p, BYTES); /* exclusively: no reader is left */
-    ht_obj_put(r.o);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("holders");
-}
+RUN_TESTS("holders", .teardown = fixture_end)

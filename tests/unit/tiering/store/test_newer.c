@@ -61,11 +61,9 @@ static uint64_t make_store(uint16_t type)
     ck_assert_int_eq(dev_open_ram(DEVICE_MIB * MIB, 512, &dev), 0);
     ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
     ck_assert_int_eq(open_store(true, false), 0);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, bytes, BYTES);
     uint64_t oid = ht_obj_id(o);
-    put_all(o, 0, bytes, BYTES);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_object(o);
     ck_assert_int_eq(ht_tx_begin(s, 64, &tx), 0);
     put(tx, type, VALUE);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
@@ -82,9 +80,8 @@ static void expect_read_only(uint64_t oid)
     ck_assert_int_eq(open_store(false, false), -EPROTONOSUPPORT);
     unmount_store();
     ck_assert_int_eq(open_store(false, true), 0);
-    struct ht_obj *o = ht_obj_get(s, oid);
+    struct ht_obj *o = get_object(oid);
     expect(o, 0, bytes, BYTES);
-    ht_obj_put(o);
     unmount_store();
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(dev), (size_t)DEVICE_MIB * MIB), 0);
     free(before);
@@ -116,7 +113,7 @@ TEST_LOOP(no_type_of_a_later_version_is_dropped, 5)
     ck_assert_int_eq(open_store(false, true), 0);
     ck_assert_uint_eq(ht_store_unknown_records(s).count, 1);
     ck_assert_uint_eq(ht_store_unknown_records(s).type, types[_i]);
-    ht_store_close(s);
+    close_store();
     ht_dev_close(dev);
 }
 
@@ -137,7 +134,4 @@ TEST(a_feature_that_only_readers_may_ignore_refuses_a_writer)
     done();
 }
 
-int main(void)
-{
-    return run_tests("newer");
-}
+RUN_TESTS("newer")

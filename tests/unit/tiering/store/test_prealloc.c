@@ -48,7 +48,6 @@ TEST(what_was_allocated_can_be_written_on_a_full_store)
         expect_no_prealloc(o);
         ht_obj_evict(o);
         expect(o, 0, p, 4 * MIB);
-        put_objects(o, full);
         done();
     }
 }
@@ -77,7 +76,6 @@ TEST(punching_behind_the_end_gives_back_what_was_allocated)
     expect(o, 0, p, 4096);
     ck_assert_int_eq(ht_obj_truncate(o, 4096), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
 }
 
 TEST(staged_updates_use_what_was_allocated)
@@ -95,7 +93,7 @@ TEST(staged_updates_use_what_was_allocated)
     }
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, MIB), 0);
-    struct ht_obj *full = fill_up();
+    (void)fill_up();
     ck_assert_int_eq(ht_store_commit(s), 0);
     expect(hot, 0, p, 7 * MIB);
     l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_UPDATE};
@@ -105,16 +103,13 @@ TEST(staged_updates_use_what_was_allocated)
     unpin(&l, 1);
     expect(o, 0, p, MIB);
     expect_no_prealloc(o);
-    put_objects(o, hot, full);
 }
 
 TEST(a_refused_allocation_changes_nothing)
 {
     fresh(16, false);
-    struct ht_obj *o = object(SMALL, 0);
     uint8_t *p = pattern(MIB, 3);
-    put_all(o, 0, p, 100000);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    struct ht_obj *o = synced_object(SMALL, 0, p, 100000);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, 200000), 0);
     struct ht_store_stats before = stats(), after;
     uint64_t prealloc = obj_stat(o).prealloc_bytes;
@@ -129,7 +124,6 @@ TEST(a_refused_allocation_changes_nothing)
     ck_assert_uint_eq(obj_stat(o).prealloc_bytes, prealloc);
     ck_assert_uint_eq(ht_obj_size(o), 100000);
     expect(o, 0, p, 100000);
-    ht_obj_put(o);
 }
 
 /* Many chunks of one block each need more log than there is, before they need more space. */
@@ -150,7 +144,6 @@ TEST(log_space_is_preallocated_too)
     for (unsigned i = 0; i < 100; i++)
         put_all(o, (uint64_t)i * SMALL, p, SMALL);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    put_objects(o, hog);
 }
 
 TEST(preallocations_are_given_back)
@@ -159,9 +152,7 @@ TEST(preallocations_are_given_back)
     uint8_t *p = pattern(MIB, 5);
     struct ht_store_stats before = stats();
     for (int how = 0; how < 6; how++) {
-        struct ht_obj *o = object(SMALL, how == 4 ? 9 : 0);
-        put_all(o, 0, p, 10);
-        ck_assert_int_eq(ht_obj_sync(o), 0);
+        struct ht_obj *o = synced_object(SMALL, how == 4 ? 9 : 0, p, 10);
         ck_assert_int_eq(ht_obj_prealloc(o, 0, 4 * MIB), 0);
         ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 4 * MIB);
         switch (how) {
@@ -184,8 +175,7 @@ TEST(preallocations_are_given_back)
             ck_assert_int_eq(ht_obj_punch(o, 0, 4 * MIB), 0);
             break;
         case 3: { /* into a chunk that is preallocated: the whole one needs no more */
-            struct ht_obj *src = object(SMALL, 0);
-            put_all(src, 0, p, MIB);
+            struct ht_obj *src = written_object(SMALL, 0, p, MIB);
             ck_assert_int_eq(ht_obj_clone(src, 0, o, 0, MIB), MIB);
             ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 3 * MIB);
             delete (src);
@@ -220,27 +210,22 @@ TEST(preallocations_end_with_the_mount_and_seeks_do_not_see_them)
 {
     fresh(32, false);
     struct ht_obj *o = object(SMALL, 0);
-    uint64_t oid = ht_obj_id(o);
     ck_assert_int_eq(ht_obj_truncate(o, 4 * MIB), 0);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, 4 * MIB), 0);
     ck_assert_int_eq(ht_obj_seek(o, 0, false), -ENXIO);
     ck_assert_int_eq(ht_obj_seek(o, 0, true), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 4 * MIB);
-    ht_obj_put(o);
-    remount();
-    o = ht_obj_get(s, oid);
+    o = after(remount, o);
     ck_assert_uint_eq(ht_obj_size(o), 4 * MIB);
     expect_no_prealloc(o);
-    ht_obj_put(o);
 }
 
 TEST(only_what_is_not_there_is_preallocated)
 {
     fresh(32, false);
     uint8_t *p = pattern(MIB, 6);
-    struct ht_obj *o = object(SMALL, 0);
-    put_all(o, 0, p, 3 * SMALL + 100);
+    struct ht_obj *o = written_object(SMALL, 0, p, 3 * SMALL + 100);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, 3 * SMALL + 100), 0); /* dirty: has its reservation */
     ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -251,10 +236,6 @@ TEST(only_what_is_not_there_is_preallocated)
     ck_assert_int_eq(ht_obj_prealloc(o, 6 * SMALL + 1, 1), 0);
     ck_assert_uint_eq(obj_stat(o).prealloc_bytes, 8192 + 4096);
     ck_assert_int_eq(ht_obj_prealloc(o, 0, 0), 0);
-    ht_obj_put(o);
 }
 
-int main(void)
-{
-    return run_tests("allocation", .teardown = fixture_end, .timeout_s = 60);
-}
+RUN_TESTS("allocation", .teardown = fixture_end, .timeout_s = 60)

@@ -10,8 +10,7 @@ static struct ht_obj *full(uint64_t mib, unsigned seed)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(mib * MIB, seed);
 
-    put_all(o, 0, p, mib * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_synced(o, 0, p, mib * MIB);
     return o;
 }
 
@@ -61,7 +60,6 @@ TEST(a_scan_evicts_what_is_not_pinned)
     for (unsigned i = 0; i < 3; i++)
         read_all(scanned);
     ck_assert_uint_eq(misses(pinned), 2);
-    put_objects(pinned, other, scanned);
 }
 
 TEST(half_of_the_tier_can_be_pinned)
@@ -85,7 +83,6 @@ TEST(half_of_the_tier_can_be_pinned)
     ck_assert_uint_eq(stats().dram_pinned_bytes, 4 * MIB);
     delete (b);
     ck_assert_uint_eq(stats().dram_pinned_bytes, MIB);
-    put_objects(a, scanned);
 }
 
 TEST(updates_leave_room_to_pinned_content)
@@ -110,7 +107,6 @@ TEST(updates_leave_room_to_pinned_content)
     ck_assert_uint_eq(misses(o), 0);
     ht_obj_unprotect(o); /* of updates: a pin stays */
     ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
-    put_objects(state, o);
 }
 
 TEST(updates_of_pinned_content_stay_in_memory)
@@ -134,7 +130,6 @@ TEST(updates_of_pinned_content_stay_in_memory)
     ck_assert_uint_eq(stats().dram_pinned_bytes, 3 * MIB);
     ht_obj_evict(o);
     ck_assert_uint_eq(stats().dram_pinned_bytes, 0);
-    put_objects(state, o);
 }
 
 /* States of a MiB and a quarter: their ends share a slot, so that all states stay. */
@@ -149,8 +144,7 @@ TEST(updates_keep_no_more_than_the_content_needs)
     for (unsigned k = 0; k < STATES; k++) {
         state[k] = object(HT_CHUNK_BYTES, 0);
         put_all(state[k], 0, p, MIB + END);
-        ck_assert_int_eq(ht_obj_sync(state[k]), 0);
-        ht_obj_evict(state[k]);
+        sync_and_evict(state[k]);
     }
     for (unsigned pass = 0; pass < 2; pass++)
         for (unsigned k = 0; k < STATES; k++)
@@ -164,7 +158,7 @@ TEST(updates_keep_no_more_than_the_content_needs)
         ck_assert_uint_eq(obj_stat(state[k]).resident_bytes, MIB + END);
         ck_assert_uint_eq(obj_stat(state[k]).dirty_bytes, MIB + END);
         expect(state[k], 0, p, MIB + END);
-        ht_obj_put(state[k]);
+        put_object(state[k]);
     }
 }
 
@@ -172,15 +166,13 @@ TEST(updates_keep_no_more_than_the_content_needs)
 TEST(the_last_image_of_an_update_grows_with_its_object)
 {
     enum { END = MIB / 4, SIZE = 3 * MIB };
-    uint8_t *p = calloc(1, SIZE);
+    uint8_t *p = test_alloc(SIZE);
     bool staged;
 
     fresh(128, false);
     memset(p, 7, MIB + END);
     for (unsigned write = 0; write < 2; write++) {
-        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-        put_all(o, 0, p, MIB + END);
-        ck_assert_int_eq(ht_obj_sync(o), 0);
+        struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, p, MIB + END);
         ht_obj_evict(o);
         update(o, 1, &staged);
         ck_assert(!staged);
@@ -192,9 +184,8 @@ TEST(the_last_image_of_an_update_grows_with_its_object)
         ck_assert(staged == !write); /* it waits for no longer image while it holds chunks */
         expect(o, 0, p, SIZE);
         ht_store_verify(s, false);
-        ht_obj_put(o);
+        put_object(o);
     }
-    free(p);
 }
 
 TEST(a_pinned_image_that_grows_stays_pinned)
@@ -213,7 +204,6 @@ TEST(a_pinned_image_that_grows_stays_pinned)
     read_all(scanned);
     ck_assert_uint_eq(misses(o), 0);
     expect(o, 0, p, MIB);
-    put_objects(o, scanned);
 }
 
 TEST(cold_content_leaves_first)
@@ -236,7 +226,6 @@ TEST(cold_content_leaves_first)
     update(cold, 0, &staged);
     ck_assert(staged);
     ck_assert_uint_eq(stats().dram_protected_bytes, 0);
-    put_objects(cold, warm, more);
 }
 
 TEST(content_that_becomes_cold_is_protected_no_more)
@@ -252,7 +241,6 @@ TEST(content_that_becomes_cold_is_protected_no_more)
     ck_assert_uint_eq(stats().dram_protected_bytes, 0);
     update(o, 0, &staged); /* in its image: it is there */
     ck_assert_uint_eq(stats().dram_protected_bytes, 0);
-    ht_obj_put(o);
 }
 
 /*
@@ -285,6 +273,7 @@ TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
         .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
     struct ht_obj *state = full(16, 1), *gradient;
     ck_assert_int_eq(ht_obj_create(s, &a, &gradient), 0);
+    hold_object(gradient);
     for (unsigned step = 0; step < 8; step++) {
         uint64_t back = consume(gradient, 5);
         for (uint64_t i = 0; i < 16; i++)
@@ -303,10 +292,6 @@ TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
     ht_store_end_step(s, true);
     ht_store_stats(s, &st);
     ck_assert_uint_eq(st.dram_protectable_bytes, 6 * MIB);
-    put_objects(gradient, state);
 }
 
-int main(void)
-{
-    return run_tests("residency", .teardown = done);
-}
+RUN_TESTS("residency", .teardown = done)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small tensors: an image is as long as its object, and grows with it. The tier here is of 8 MiB. */
-#include <pthread.h>
-#include <unistd.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -87,9 +85,6 @@ TEST(many_small_tensors_stay_while_a_large_one_passes)
             ck_assert_uint_le(missed, COUNT / 4); /* two may share a place in the policy's memory */
         stream(large, LARGE * MIB);
     }
-    for (int i = 0; i < COUNT; i++)
-        ht_obj_put(o[i]);
-    ht_obj_put(large);
 }
 
 /*
@@ -151,7 +146,7 @@ static void (*const ways[])(struct ht_obj *o, uint64_t at, const uint8_t *p) = {
 TEST_LOOP(an_image_grows_with_its_object, 2 * (int)HT_ARRAY_SIZE(ways))
 {
     static const uint64_t places[] = {SMALL, PIECE - 1, PIECE, 3 * PIECE - 100, MIB - SMALL, MIB - 1, MIB, 2 * MIB};
-    uint8_t *p = pattern(3 * MIB, 7), *want = calloc(3, MIB);
+    uint8_t *p = pattern(3 * MIB, 7), *want = test_alloc(3 * MIB);
     bool dirty = _i & 1;
 
     fixture_shm_bytes = 3 * MIB;
@@ -176,13 +171,12 @@ TEST_LOOP(an_image_grows_with_its_object, 2 * (int)HT_ARRAY_SIZE(ways))
         delete (o);
         delete (other);
     }
-    free(want);
 }
 
 /* A batch pin of an image that is too short for it, and leaves it as it was. */
 TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
 {
-    uint8_t *p = pattern(MIB, 2), *want = calloc(1, MIB);
+    uint8_t *p = pattern(MIB, 2), *want = test_alloc(MIB);
 
     memcpy(want, p, SMALL);
     fresh(64, false);
@@ -201,8 +195,6 @@ TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
     expect(o, 0, want, 5 * PIECE);
     ck_assert_uint_eq(used(), 8 * PIECE);
     ck_assert_uint_eq(obj_stat(o).dirty_bytes, 8 * PIECE);
-    ht_obj_put(o);
-    free(want);
 }
 
 /*
@@ -236,9 +228,6 @@ TEST(small_tensors_are_protected)
         ck_assert_uint_eq(stats().dram_protected_bytes, 3 * MIB); /* forty of sixteen in a slot */
         stream(large, 16 * MIB);
     }
-    for (int i = 0; i < COUNT; i++)
-        ht_obj_put(o[i]);
-    ht_obj_put(large);
 }
 
 /* ------------------------------------------------------------ many at once */
@@ -348,7 +337,4 @@ TEST(images_grow_beside_each_other_in_a_full_tier)
     ck_assert_uint_eq(used(), 0);
 }
 
-int main(void)
-{
-    return run_tests("small", .teardown = done, .timeout_s = 120);
-}
+RUN_TESTS("small", .teardown = done, .timeout_s = 120)

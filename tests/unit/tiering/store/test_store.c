@@ -1,44 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The store's promises to its callers, one behaviour per test, on a device of memory. */
-#include <pthread.h>
 #include <time.h>
 
-#include "tests/support/dev.h"
-#include "tests/support/suite.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/space/alloc.h"
 
 TEST(a_synced_object_survives_a_crash)
 {
     fresh(32, false);
-    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
-    uint64_t oid = ht_obj_id(o);
     uint8_t *p = pattern(300000, 1);
-    put_all(o, 0, p, 300000);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
-    ht_store_close(s);
-    mount_with(false, false);
-    o = ht_obj_get(s, oid);
-    ck_assert_ptr_nonnull(o);
+    struct ht_obj *o = synced_object(HT_SMALL_CHUNK_BYTES, 0, p, 300000);
+    o = after(crash, o);
     ck_assert_uint_eq(ht_obj_size(o), 300000);
     expect(o, 0, p, 300000);
-    ht_obj_put(o);
 }
 
 TEST(more_than_the_dram_tier_streams_through_it)
 {
     fresh(96, true);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(40 * MIB, 2);
-    put_all(o, 0, p, 40 * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, p, 40 * MIB);
     expect(o, 0, p, 40 * MIB);
-    struct ht_store_stats st;
-    ht_store_stats(s, &st);
+    struct ht_store_stats st = stats();
     ck_assert_uint_le(st.dram_used_bytes, 8 * MIB);
     ck_assert_uint_ge(st.device_written_bytes, 32 * MIB);
     ck_assert_uint_ge(st.device_read_bytes, 32 * MIB);
-    ht_obj_put(o);
 }
 
 TEST(a_full_store_refuses_writes_and_can_be_emptied)
@@ -60,9 +46,7 @@ TEST(a_full_store_refuses_writes_and_can_be_emptied)
     ck_assert_int_eq(ht_obj_truncate(o, 12345), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     expect(o, 0, p, 12345);
-    put_all(o, 0, p, MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_put(o);
+    put_synced(o, 0, p, MIB);
 }
 
 static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
@@ -77,39 +61,32 @@ static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
 TEST(a_flipped_byte_is_an_error_never_wrong_data)
 {
     fresh(32, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(3 * MIB, 4);
-    put_all(o, 0, p, 3 * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, p, 3 * MIB);
     ht_obj_evict(o);
     uint64_t index = 99;
     ck_assert_int_eq(ht_store_walk(s, corrupt_first, &index), 1);
     uint8_t byte;
     ck_assert_int_eq(ht_obj_read(o, index * MIB, &byte, 1), -EIO);
     expect(o, (index + 1) * MIB, p + (index + 1) * MIB, MIB);
-    struct ht_store_stats st;
-    ht_store_stats(s, &st);
+    struct ht_store_stats st = stats();
     ck_assert_uint_eq(st.checksum_errors, 1);
     /* Overwriting it whole heals it. */
     put_all(o, index * MIB, p, MIB);
     expect(o, index * MIB, p, MIB);
-    ht_obj_put(o);
 }
 
 TEST(a_failed_write_is_reported_and_kept)
 {
     fresh(32, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(MIB, 5);
-    put_all(o, 0, p, MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, p, MIB);
     dev_fail(dev, HT_IO_WRITE, 1, true); /* here and everywhere else */
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
     dev_fail(dev, HT_IO_WRITE, 0, false);
     expect(o, 0, p, MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_obj_evict(o);
+    sync_and_evict(o);
     expect(o, 0, p, MIB);
-    ht_obj_put(o);
 }
 
 TEST(a_scope_changes_together_or_not_at_all)
@@ -132,7 +109,6 @@ TEST(a_scope_changes_together_or_not_at_all)
     expect(a, 0, p, MIB);
     ck_assert_uint_eq(ht_obj_size(b), 70000);
     expect(b, 0, p, 70000);
-    put_objects(a, b);
 }
 
 TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
@@ -155,7 +131,6 @@ TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
             ht_scope_publish(s, 9, false, tx);
         commit_durably(tx);
     }
-    put_objects(o, filler);
 }
 
 /* repeat: no place takes it at first. Else another place does, and the bad one stays taken. */
@@ -185,15 +160,13 @@ TEST_LOOP(a_rewrite_reserve_outlasts_writes_that_fail, 2)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(stats().reserved_bytes, 4 * MIB);
     expect(o, 0, p + 1, 4 * MIB);
-    put_objects(o, filler);
 }
 
 TEST(a_batch_pin_works_with_images_and_without)
 {
     fresh(64, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     uint8_t *p = pattern(20 * MIB, 9);
-    put_all(o, 0, p, 20 * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, p, 20 * MIB);
     struct ht_batch_pin l = {.store = s};
     unsigned staged = 0;
     for (unsigned i = 0; i < 20; i += 4) {
@@ -215,7 +188,6 @@ TEST(a_batch_pin_works_with_images_and_without)
     }
     ck_assert_uint_gt(staged, 0);
     expect(o, 0, p, 20 * MIB);
-    ht_obj_put(o);
 }
 
 static int take(struct ht_batch_pin *l, struct ht_obj *o, uint64_t index)
@@ -244,9 +216,8 @@ static unsigned fill_protected_set(struct ht_batch_pin *l, struct ht_obj *o, uin
 TEST(a_lost_staged_write_is_never_hidden)
 {
     fresh(64, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     uint8_t *p = pattern(20 * MIB, 10);
-    put_all(o, 0, p, 20 * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, p, 20 * MIB);
     struct ht_tx *tx;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
@@ -266,7 +237,6 @@ TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     expect(o, 0, p, 20 * MIB);
-    ht_obj_put(o);
 }
 
 static uint64_t device_read_bytes(void)
@@ -290,8 +260,7 @@ TEST(what_is_updated_over_and_over_stays)
     ht_obj_evict(o);
     struct ht_batch_pin l = {.store = s, .count = 1};
     unsigned staged = fill_protected_set(&l, o, 0, N);
-    struct ht_store_stats st;
-    ht_store_stats(s, &st);
+    struct ht_store_stats st = stats();
     unsigned kept = (unsigned)(st.dram_protected_bytes / MIB);
     ck_assert_uint_eq(kept, st.dram_bytes * 3 / 4 / MIB);
     ck_assert_uint_eq(staged, N - kept);
@@ -307,7 +276,6 @@ TEST(what_is_updated_over_and_over_stays)
     ht_obj_unprotect(o);
     ht_store_stats(s, &st);
     ck_assert_uint_eq(st.dram_protected_bytes, 0);
-    put_objects(o, other);
 }
 
 TEST(scratch_is_not_protected_and_costs_no_write)
@@ -317,6 +285,7 @@ TEST(scratch_is_not_protected_and_costs_no_write)
     struct ht_obj_attr a = {
         .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
     ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    hold_object(o);
     uint8_t *p = pattern(4 * MIB, 11);
     struct ht_store_stats before, after;
     ht_store_stats(s, &before);
@@ -342,10 +311,8 @@ TEST(scratch_is_not_protected_and_costs_no_write)
     ck_assert_uint_ge(after.scratch_written_bytes, 4 * MIB);
     ht_obj_scratch_drop(o, 0, UINT64_MAX);
     uint64_t oid = ht_obj_id(o);
-    ht_obj_put(o);
-    unmount_store();
-    mount_with(false, false);
-    ck_assert_ptr_null(ht_obj_get(s, oid));
+    remount();
+    ck_assert_ptr_null(get_object(oid));
 }
 
 TEST(space_comes_back_after_deletion)
@@ -355,14 +322,12 @@ TEST(space_comes_back_after_deletion)
     ht_store_stats(s, &before);
     uint8_t *p = pattern(MIB, 12);
     for (int round = 0; round < 50; round++) {
-        struct ht_obj *o = object(round % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0);
-        put_all(o, 0, p, MIB);
-        ck_assert_int_eq(ht_obj_sync(o), 0);
+        struct ht_obj *o = synced_object(round % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0, p, MIB);
         struct ht_tx *tx;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
         ht_obj_delete(o, tx);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-        ht_obj_put(o);
+        put_object(o);
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_store_stats(s, &after);
@@ -378,13 +343,12 @@ TEST(freed_space_waits_for_the_log)
     struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = object(HT_CHUNK_BYTES, 0);
     uint64_t oid = ht_obj_id(a), end = 0;
     uint8_t *p = pattern(6 * MIB, 13), *q = pattern(MIB, 14);
-    put_all(a, 0, p, 6 * MIB);
-    ck_assert_int_eq(ht_obj_sync(a), 0);
+    put_synced(a, 0, p, 6 * MIB);
     struct ht_tx *tx;
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_delete(a, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    ht_obj_put(a);
+    put_object(a);
     /* Uses up all space, including that of a. */
     while (ht_obj_write(b, end, q, MIB) == MIB) {
         end += MIB;
@@ -399,16 +363,14 @@ TEST(freed_space_waits_for_the_log)
         free(ram);
         dev = copy;
         mount_with(false, false);
-        a = ht_obj_get(s, oid);
+        a = get_object(oid);
         if (a)
             expect(a, 0, p, 6 * MIB);
-        ht_obj_put(a);
         done();
         dev = other;
         s = running;
     }
     ck_assert_uint_ge(end, 13 * MIB);
-    ht_obj_put(b);
 }
 
 /* ------------------------------------------------------------ many threads */
@@ -446,7 +408,7 @@ TEST(many_threads_do_not_disturb_each_other)
     }
     for (unsigned i = 0; i < 6; i++) {
         pthread_join(w[i].thread, NULL);
-        ht_obj_put(w[i].o);
+        put_object(w[i].o);
     }
 }
 
@@ -469,7 +431,7 @@ TEST(an_object_deleted_while_it_is_written_leaves_nothing)
         ht_obj_delete(o, tx);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
         unpin(&l, 1);
-        ht_obj_put(o);
+        put_object(o);
     }
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.objects, before.objects);
@@ -480,10 +442,8 @@ TEST(one_object_that_cannot_be_written_holds_up_no_other)
 {
     fresh(32, false);
     struct ht_obj *bad = object(HT_SMALL_CHUNK_BYTES, 0), *good = object(HT_SMALL_CHUNK_BYTES, 0);
-    uint64_t oid = ht_obj_id(good);
     uint8_t *p = pattern(65536, 9);
-    put_all(bad, 0, p, 65536);
-    ck_assert_int_eq(ht_obj_sync(bad), 0);
+    put_synced(bad, 0, p, 65536);
     ck_assert_int_eq(ht_obj_sync(good), 0);
     ht_obj_evict(bad);
     uint64_t index;
@@ -491,13 +451,8 @@ TEST(one_object_that_cannot_be_written_holds_up_no_other)
     put_all(bad, 0, p, 100); /* the rest of the chunk is needed to write it back, and cannot be read */
     put_all(good, 0, p, 65536);
     ck_assert_int_eq(ht_store_commit(s), -EIO);
-    put_objects(bad, good);
-    ht_store_close(s);
-    mount_with(false, false);
-    good = ht_obj_get(s, oid);
-    ck_assert_ptr_nonnull(good);
+    good = after(crash, good);
     expect(good, 0, p, 65536);
-    ht_obj_put(good);
 }
 
 static void *cut_to_nothing(void *arg)
@@ -509,9 +464,8 @@ static void *cut_to_nothing(void *arg)
 TEST(growth_is_taken_back_unless_others_grew_it_since)
 {
     fresh(32, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(3 * MIB, 1);
-    put_all(o, 0, p, 3 * MIB);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, p, 3 * MIB);
     ck_assert_int_eq(ht_obj_ungrow(o, MIB + 5, 2 * MIB), 0);
     ck_assert_uint_eq(ht_obj_size(o), 3 * MIB);
     ck_assert_int_eq(ht_obj_ungrow(o, 3 * MIB, 3 * MIB), 0);
@@ -519,17 +473,14 @@ TEST(growth_is_taken_back_unless_others_grew_it_since)
     ck_assert_int_eq(ht_obj_ungrow(o, MIB + 5, 3 * MIB), 0);
     ck_assert_uint_eq(ht_obj_size(o), MIB + 5);
     expect(o, 0, p, MIB + 5);
-    ht_obj_put(o);
 }
 
 TEST(a_truncation_is_published_wholly_or_not_at_all)
 {
     fresh(32, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(2 * MIB, 4), *zeros = test_alloc(2 * MIB);
+    struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid = ht_obj_id(o);
-    uint8_t *p = pattern(2 * MIB, 4), *zeros = calloc(2, MIB);
-    put_all(o, 0, p, 2 * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
     struct ht_batch_pin l = {.store = s, .count = 1};
     l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_READ};
     pin_now(&l);
@@ -541,17 +492,14 @@ TEST(a_truncation_is_published_wholly_or_not_at_all)
     memcpy(image, ht_dev_ram_data(dev), 32 * MIB);
     unpin(&l, 0);
     pthread_join(thread, NULL);
-    ht_obj_put(o);
-    ht_store_close(s);
+    close_store();
     memcpy(ht_dev_ram_data(dev), image, 32 * MIB);
     free(image);
     mount_with(false, false);
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     bool cut = ht_obj_size(o) == 0;
     ck_assert_int_eq(ht_obj_truncate(o, 2 * MIB), 0);
     expect(o, 0, cut ? zeros : p, 2 * MIB);
-    ht_obj_put(o);
-    free(zeros);
 }
 
 enum { SLOTS = 8, ROUNDS = 20 };
@@ -584,10 +532,8 @@ static void *read_last(void *arg)
 TEST(waiting_for_a_slot_holds_up_no_batch_pin)
 {
     fresh(64, false);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern((SLOTS + 1) * MIB, 11);
-    put_all(o, 0, p, (SLOTS + 1) * MIB);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
+    struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, p, (SLOTS + 1) * MIB);
     for (unsigned i = 0; i < ROUNDS; i++) {
         ht_obj_evict(o);
         expect(o, 0, p, SLOTS * MIB);
@@ -605,7 +551,6 @@ TEST(waiting_for_a_slot_holds_up_no_batch_pin)
         pthread_join(pin, NULL);
     }
     expect(o, 0, p, (SLOTS + 1) * MIB);
-    ht_obj_put(o);
 }
 
 TEST(pressure_does_not_put_off_the_commit_timer)
@@ -641,7 +586,6 @@ TEST(pressure_does_not_put_off_the_commit_timer)
     } while (os.unpublished && ++tries < 30);
     ck_assert(!os.unpublished);
     unpin(&l2, 0);
-    put_objects(busy, o);
 }
 
 /* Accepted writes can be written back, whatever becomes of the rewrite reserve and of the free space. */
@@ -651,8 +595,7 @@ TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
         fresh(24, false);
         struct ht_obj *o = object(HT_CHUNK_BYTES, 0), *other = object(HT_CHUNK_BYTES, 0);
         uint8_t *p = pattern(4 * MIB, 12);
-        put_all(o, 0, p, exceeded ? 2 * MIB : 4 * MIB);
-        ck_assert_int_eq(ht_obj_sync(o), 0);
+        put_synced(o, 0, p, exceeded ? 2 * MIB : 4 * MIB);
         ck_assert_int_eq(ht_obj_rewrite_reserve(o, exceeded ? 2 * MIB : 4 * MIB), 0);
         uint64_t end = 0;
         while (ht_obj_write(other, end, p, MIB) > 0)
@@ -678,15 +621,13 @@ TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
 TEST(seeking_at_or_beyond_the_end_finds_nothing)
 {
     fresh(16, false);
-    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
-    put_all(o, 0, (const uint8_t *)"x", 1);
+    struct ht_obj *o = written_object(HT_SMALL_CHUNK_BYTES, 0, (const uint8_t *)"x", 1);
     ck_assert_int_eq(ht_obj_seek(o, 0, true), 1);
     ck_assert_int_eq(ht_obj_seek(o, 1, true), -ENXIO);
     ck_assert_int_eq(ht_obj_seek(o, 100, true), -ENXIO);
     ck_assert_int_eq(ht_obj_truncate(o, HT_FILE_BYTES_MAX), 0);
     ck_assert_int_eq(ht_obj_seek(o, 70000, false), -ENXIO);
     ck_assert_int_eq(ht_obj_seek(o, 70000, true), 70000);
-    ht_obj_put(o);
 }
 
 static uint64_t bytes_read(void)
@@ -706,10 +647,9 @@ TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
     uint64_t region = ht_store_super(s)->log_bytes, before;
     ck_assert_uint_gt(region, 2 * LITTLE_BYTES);
     uint8_t *p = pattern(4096, 1);
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, p, 4096);
     uint64_t oid = ht_obj_id(o);
-    put_all(o, 0, p, 4096);
-    ht_obj_put(o);
+    put_object(o);
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(ht_store_unmount(s), 0);
         before = bytes_read();
@@ -719,12 +659,8 @@ TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
     before = bytes_read();
     crash();
     ck_assert_uint_gt(bytes_read() - before, 2 * region);
-    o = ht_obj_get(s, oid);
+    o = get_object(oid);
     expect(o, 0, p, 4096);
-    ht_obj_put(o);
 }
 
-int main(void)
-{
-    return run_tests("store", .teardown = fixture_end, .timeout_s = 60);
-}
+RUN_TESTS("store", .teardown = fixture_end, .timeout_s = 60)

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The process that holds a file, and mounts that have gone, on a machine where locks and mounts come and go. */
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -46,7 +43,7 @@ static void *blink(void *arg)
 
 TEST(a_holder_is_found_while_other_locks_end)
 {
-    struct ht_holder *h = malloc(sizeof(*h));
+    struct ht_holder *h = test_alloc(sizeof(*h));
     int fd[LOCKS], held;
     char path[64];
     pthread_t thread;
@@ -72,13 +69,12 @@ TEST(a_holder_is_found_while_other_locks_end)
     close(held);
     unlink(path);
     rmdir(folder);
-    free(h);
 }
 
 /* The next mount may have the number of one that has gone. */
 TEST(a_mount_is_told_by_number_and_source)
 {
-    struct ht_mount_entry *m = malloc(sizeof(*m));
+    struct ht_mount_entry *m = test_alloc(sizeof(*m));
     struct ht_mount_user user;
 
     ck_assert_int_eq(ht_mount_of_path("/proc", m), 0);
@@ -96,10 +92,6 @@ TEST(a_mount_is_told_by_number_and_source)
     ck_assert_int_eq(ht_mount_user_find(m->major, m->minor, m->source, &user), 0);
     kill(child, SIGKILL);
     close(fd);
-    free(m);
 }
 
-int main(void)
-{
-    return run_tests("holder", .timeout_s = 120);
-}
+RUN_TESTS("holder", .timeout_s = 120)

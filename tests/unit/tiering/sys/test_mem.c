@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pinned memory is aligned, zeroed, populated, and given back. */
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 #include "tests/support/group.h"
 #include "tests/support/memory.h"
 #include "tests/support/suite.h"
@@ -220,7 +217,4 @@ TEST(memory_that_is_kept_is_given_again_as_it_is)
     ht_pinned_free(&b);
 }
 
-int main(void)
-{
-    return run_tests("mem", .timeout_s = 60);
-}
+RUN_TESTS("mem", .timeout_s = 60)

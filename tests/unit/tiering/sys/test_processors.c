@@ -105,7 +105,4 @@ TEST(a_quota_of_the_group_counts)
     group_leave(&g);
 }
 
-int main(void)
-{
-    return run_tests("sys");
-}
+RUN_TESTS("sys")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ticker.c - it ticks in time, until its end and no longer. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/sys/ticker.h"
@@ -50,7 +49,4 @@ TEST(its_end_does_not_wait_for_the_next_tick)
     ck_assert_uint_eq(h.ticks, 0);
 }
 
-int main(void)
-{
-    return run_tests("ticker");
-}
+RUN_TESTS("ticker")

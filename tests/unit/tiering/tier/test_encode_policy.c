@@ -62,7 +62,4 @@ TEST(content_that_saves_nothing_is_tried_less_and_less)
     }
 }
 
-int main(void)
-{
-    return run_tests("tier");
-}
+RUN_TESTS("tier")

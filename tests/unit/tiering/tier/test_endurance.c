@@ -114,7 +114,4 @@ TEST(a_changed_budget_may_be_exceeded_anew)
     ck_assert(!ht_endurance_must_warn(&e, START));
 }
 
-int main(void)
-{
-    return run_tests("endurance", .setup = reset);
-}
+RUN_TESTS("endurance", .setup = reset)

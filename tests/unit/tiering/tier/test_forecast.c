@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A plan in use: next uses, steps that match or do not, other work, clocks that jump. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/tier/forecast.h"
@@ -165,7 +164,7 @@ TEST(a_chunk_that_is_used_often_is_found)
 TEST(a_step_of_very_many_objects_has_a_plan)
 {
     enum { MANY = 150000, LARGE_CHUNKS = 1 << 20 };
-    struct ht_run *many = malloc((MANY + 1) * sizeof(*many));
+    struct ht_run *many = test_alloc((MANY + 1) * sizeof(*many));
 
     ck_assert(many);
     for (uint32_t i = 0; i <= MANY; i++)
@@ -185,7 +184,6 @@ TEST(a_step_of_very_many_objects_has_a_plan)
     ck_assert_uint_eq(g.bytes, (MANY + (uint64_t)LARGE_CHUNKS) * MIB);
     for (uint32_t i = 0; i < MANY; i += 1000)
         ck_assert(use(i + 1, in.now_ns + i * MS).known);
-    free(many);
 }
 
 TEST(what_is_overwritten_is_not_followed)
@@ -502,7 +500,4 @@ TEST(what_is_overwritten_neither_stays_nor_leaves)
         ck_assert((ht_forecast_stays(f, i + 1, 0) == HT_FORECAST_UNKNOWN) == (i % 2 == 0));
 }
 
-int main(void)
-{
-    return run_tests("forecast", .setup = reset, .teardown = clear);
-}
+RUN_TESTS("forecast", .setup = reset, .teardown = clear)

@@ -103,7 +103,4 @@ TEST(without_memory_nothing_is_set)
     ht_next_uses_free(&t);
 }
 
-int main(void)
-{
-    return run_tests("next_use");
-}
+RUN_TESTS("next_use")

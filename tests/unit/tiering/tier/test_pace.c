@@ -57,7 +57,4 @@ TEST(any_rate_can_be_asked_for)
     ck_assert_uint_gt(ht_pace_wait_ns(&p, SECOND, 4096, 0), 4000ull * SECOND);
 }
 
-int main(void)
-{
-    return run_tests("pace");
-}
+RUN_TESTS("pace")

@@ -112,7 +112,4 @@ TEST(a_large_tier_keeps_a_half)
     ck_assert_uint_eq(p.bytes, HT_MIB);
 }
 
-int main(void)
-{
-    return run_tests("passing");
-}
+RUN_TESTS("passing")

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The period of a sequence of accesses: exact ones, those with threads that overtake each other, and none. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/tier/period.h"
@@ -152,7 +151,7 @@ TEST(accesses_at_random_have_none)
 TEST(too_many_keys_and_too_many_accesses_are_refused)
 {
     uint32_t most = HT_PERIOD_KEYS_MAX + 1, found = 0;
-    uint64_t *many = malloc(most * sizeof(*many));
+    uint64_t *many = test_alloc(most * sizeof(*many));
 
     ck_assert_ptr_nonnull(many);
     for (uint32_t i = 0; i < most; i++)
@@ -161,10 +160,6 @@ TEST(too_many_keys_and_too_many_accesses_are_refused)
     ck_assert_int_eq(ht_period_find(many, most - 1, &found), 0);
     ck_assert_uint_eq(found, 0);
     ck_assert_int_eq(ht_period_find(many, HT_PERIOD_ACCESSES_MAX + 1, &found), -E2BIG);
-    free(many);
 }
 
-int main(void)
-{
-    return run_tests("period", .setup = reset);
-}
+RUN_TESTS("period", .setup = reset)

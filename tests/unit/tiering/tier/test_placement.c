@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where new blocks go, on tables. */
-#include <stdlib.h>
 
 #include "tests/support/suite.h"
 #include "tiering/tier/placement.h"
@@ -170,7 +169,4 @@ TEST(rewritten_ranges_lie_by_shares_after_one_step_and_then_stay)
         ck_assert_uint_le(step(d, device, RANGES, on), 4);
 }
 
-int main(void)
-{
-    return run_tests("placement");
-}
+RUN_TESTS("placement")

@@ -220,7 +220,4 @@ TEST(shuffled_reads_are_none_in_any_direction)
     ck_assert_uint_eq(any, 0);
 }
 
-int main(void)
-{
-    return run_tests("readahead_policy");
-}
+RUN_TESTS("readahead_policy")

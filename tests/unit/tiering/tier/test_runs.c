@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Accesses to chunks become runs: one for each pass, whatever the order of threads that work beside each other. */
-#include <stdio.h>
 
 #include "tests/support/suite.h"
 #include "tiering/tier/runs.h"
@@ -133,7 +132,4 @@ TEST(in_a_larger_ring_history_begins_anew)
     ck_assert_uint_eq(got[1].object, LARGE - 1);
 }
 
-int main(void)
-{
-    return run_tests("runs", .setup = begin, .teardown = end);
-}
+RUN_TESTS("runs", .setup = begin, .teardown = end)

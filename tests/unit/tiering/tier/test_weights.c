@@ -407,7 +407,4 @@ TEST(a_stalled_device_loses_its_share_and_gets_it_back)
     ck_assert_msg(used > .92, "%.3f of the sum", used);
 }
 
-int main(void)
-{
-    return run_tests("weights");
-}
+RUN_TESTS("weights")

@@ -178,7 +178,7 @@ static inline int copy_names(void *ctx, struct ht_copy *k)
 static inline void delete_in(struct ht_tx *tx, struct ht_obj *o)
 {
     ht_obj_delete(o, tx);
-    ht_obj_put(o);
+    put_object(o);
 }
 
 static inline void names_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
@@ -186,9 +186,9 @@ static inline void names_ended(void *ctx, uint64_t scope, enum ht_scope_end how,
     (void)ctx, (void)scope;
     if (how != HT_SCOPE_DELETED)
         return;
-    delete_in(tx, ht_obj_get(s, kept_oid));
+    delete_in(tx, get_object(kept_oid));
     for (size_t i = 0; i < many_count; i++)
-        delete_in(tx, ht_obj_get(s, many_kept[i]));
+        delete_in(tx, get_object(many_kept[i]));
 }
 
 static inline int emit_nothing(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Changes beside an abort: each is before it and taken back whole, or after it and stays whole. */
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -67,7 +66,6 @@ static void begin(void)
 
 static void end(void)
 {
-    ht_obj_put(obj);
     done();
     free(old_bytes);
     free(new_bytes);
@@ -127,7 +125,7 @@ TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
         ck_assert(result == NEW || result == -ESTALE);
         if (ht_obj_write(obj, 0, new_bytes, 1) == -ESTALE)
             ck_assert_uint_eq(obj_stat(obj).dirty_bytes, 0);
-        ht_obj_put(obj);
+        put_object(obj);
         obj = object(HT_CHUNK_BYTES, SCOPE);
     }
     end();
@@ -139,7 +137,6 @@ TEST(an_abort_beside_a_change_of_the_chunk_size)
     fresh(128, false);
     new_bytes = pattern(NEW, 2);
     obj = object(HT_SMALL_CHUNK_BYTES, SCOPE);
-    uint64_t oid = ht_obj_id(obj);
     ck_assert_int_eq(ht_obj_truncate(obj, 4 * MIB), 0);
     publish();
     ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
@@ -149,15 +146,8 @@ TEST(an_abort_beside_a_change_of_the_chunk_size)
     ck_assert_uint_eq(ht_obj_size(obj), 4 * MIB);
     put_all(obj, 2 * MIB, new_bytes, MIB);
     publish();
-    ht_obj_put(obj);
-    remount();
-    obj = ht_obj_get(s, oid);
+    obj = after(remount, obj);
     expect(obj, 2 * MIB, new_bytes, MIB);
-    ht_obj_put(obj);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("abort", .timeout_s = 120);
-}
+RUN_TESTS("abort", .timeout_s = 120, .teardown = fixture_end)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Commit, abort and end of a scope: which participants they ask, in which order, and what a crash leaves. */
-#include <stdio.h>
 
-#include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/buf.h"
 
@@ -150,19 +148,11 @@ static void crash_and_expect(uint64_t value, const uint8_t *bytes)
 {
     uint64_t oid = ht_obj_id(obj);
 
-    ht_obj_put(obj);
-    ht_store_close(s);
+    put_object(obj);
+    close_store();
     mount();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     expect_all(value, bytes);
-}
-
-static void end(void)
-{
-    ht_obj_put(obj);
-    done();
-    free(first);
-    free(second);
 }
 
 TEST(a_commit_asks_names_then_the_optimizer_then_objects)
@@ -174,7 +164,6 @@ TEST(a_commit_asks_names_then_the_optimizer_then_objects)
     ck_assert_str_eq(calls, "names publish 9, optimizer publish 9, ");
     ck_assert_uint_eq(ht_scope_pending_bytes(s, SCOPE), 0);
     crash_and_expect(2, second);
-    end();
 }
 
 TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
@@ -183,7 +172,6 @@ TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
     change(2, second);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     crash_and_expect(1, first);
-    end();
 }
 
 /* All of it is one transaction: the log counts groups. */
@@ -194,7 +182,6 @@ TEST(a_commit_is_one_group_of_the_log)
     uint64_t before = stats().log.groups;
     commit();
     ck_assert_uint_eq(stats().log.groups, before + 1);
-    end();
 }
 
 TEST(a_commit_that_does_not_fit_asks_no_participant)
@@ -209,7 +196,6 @@ TEST(a_commit_that_does_not_fit_asks_no_participant)
     ck_assert(!ht_store_failed(s));
     optimizer.claims = 0;
     crash_and_expect(1, first);
-    end();
 }
 
 TEST(an_abort_asks_names_then_the_optimizer_then_objects)
@@ -222,7 +208,6 @@ TEST(an_abort_asks_names_then_the_optimizer_then_objects)
     ck_assert_uint_eq(stats().log.groups, before);
     expect_all(1, first);
     crash_and_expect(1, first);
-    end();
 }
 
 TEST_LOOP(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 2)
@@ -242,7 +227,6 @@ TEST_LOOP(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 2)
     ck_assert_str_eq(calls, said[_i]);
     ck_assert_uint_eq(stats().log.groups, before + 1);
     crash_and_expect(0, second);
-    end();
 }
 
 /* ------------------------------------------------- without derived content */
@@ -276,12 +260,11 @@ TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     ck_assert_str_eq(calls, "names publish 9, optimizer publish 9, ");
     expect(obj, 0, second, BYTES);
-    ht_obj_put(other);
+    put_object(other);
     crash_and_expect(2, first);
-    other = ht_obj_get(s, id);
+    other = get_object(id);
     expect(other, 0, second, BYTES);
-    ht_obj_put(other);
-    end();
+    put_object(other);
 }
 
 /* New, written, cut, or deleted: then everything has to be published. */
@@ -316,8 +299,7 @@ TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
         overwrite_pinned(obj, 0, second);
         ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
     }
-    ht_obj_put(other);
-    end();
+    put_object(other);
 }
 
 TEST(a_commit_outside_of_roots_asks_for_scope_0)
@@ -325,7 +307,6 @@ TEST(a_commit_outside_of_roots_asks_for_scope_0)
     begin();
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_str_eq(calls, "names publish 0, optimizer publish 0, ");
-    end();
 }
 
 /* Without a thread for checkpoints, the one that it would wait for, it makes one itself and then gives up. */
@@ -340,10 +321,6 @@ TEST_LOOP(a_transaction_without_room_ends, 2)
     ht_store_log_unreserve(s, aside);
     ck_assert_int_eq(ht_tx_begin(s, TRANSACTION, &tx), 0);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    done();
 }
 
-int main(void)
-{
-    return run_tests("commit");
-}
+RUN_TESTS("commit", .teardown = fixture_end)

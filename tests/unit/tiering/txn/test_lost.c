@@ -15,23 +15,21 @@ static void setup(void)
     obj = object(MIB, 0);
     oid = ht_obj_id(obj);
     put_all(obj, 0, content, CHUNKS * MIB);
-    ck_assert_int_eq(ht_obj_sync(obj), 0);
-    ht_obj_evict(obj);
+    sync_and_evict(obj);
     ck_assert_int_eq(ht_store_lose_chunk(s, oid, INDEX), 0);
 }
 
 static void teardown(void)
 {
-    ht_obj_put(obj);
     done();
     free(content);
 }
 
 static void begin_again(void (*how)(void))
 {
-    ht_obj_put(obj);
+    put_object(obj);
     how();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
 }
 
@@ -66,13 +64,12 @@ TEST(reads_of_it_fail_and_the_rest_is_there)
 /* A short count would be taken for the end of the file, by the kernel's page cache first of all. */
 TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
 {
-    uint8_t *buf = malloc(CHUNKS * MIB);
+    uint8_t *buf = test_alloc(CHUNKS * MIB);
 
     ck_assert_int_eq(ht_obj_read(obj, 0, buf, CHUNKS * MIB), -EIO);
     ck_assert_int_eq(ht_obj_read(obj, 0, buf, MIB + 1), -EIO);
     ck_assert_int_eq(ht_obj_read(obj, 0, buf, MIB), MIB);
     ck_assert_int_eq(ht_obj_read(obj, 2 * MIB, buf, CHUNKS * MIB), MIB);
-    free(buf);
 }
 
 TEST(the_mark_outlives_checkpoint)
@@ -132,7 +129,6 @@ TEST(it_can_neither_be_cloned_nor_updated)
     memcpy(l.chunk[0].data, content, MIB);
     unpin(&l, 1);
     expect(obj, INDEX * MIB, content, MIB);
-    ht_obj_put(copy);
 }
 
 TEST(it_goes_with_its_object)
@@ -147,7 +143,4 @@ TEST(it_goes_with_its_object)
     ck_assert_uint_eq(stats().chunks, 0);
 }
 
-int main(void)
-{
-    return run_tests("lost", .setup = setup, .teardown = teardown);
-}
+RUN_TESTS("lost", .setup = setup, .teardown = teardown)

@@ -43,7 +43,7 @@ static void move_all_owners(void)
     expect_slices("move of bytes of many owners");
     free(bytes);
     free(owner);
-    ht_obj_put(many);
+    put_object(many);
 }
 
 static void say_when_it_is_used(void)
@@ -134,7 +134,6 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     expect_slices("deletion");
     stop = true;
     pthread_join(reader, NULL);
-    ht_obj_put(hot);
 }
 
 /* A tensor of many chunks, with one that has changed. */
@@ -157,7 +156,6 @@ TEST_LOOP(a_change_at_the_end_of_a_large_object_is_published_in_few_steps, unles
         expect_block(chunks - 1, (uint8_t)(2 + i));
         ht_store_verify(s, true);
     }
-    put_objects(obj, hot);
 }
 
 static void write_many(uint8_t seed)
@@ -228,7 +226,6 @@ TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
-    put_objects(obj, hot);
 }
 
 static void expect_seeds(void)
@@ -263,12 +260,12 @@ TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
     uint64_t oid = ht_obj_id(obj);
     put_objects(obj, hot);
     ht_store_verify(s, false);
-    ht_store_close(s); /* a crash */
+    close_store(); /* a crash */
     open_store();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
     expect_seeds();
-    ht_obj_put(obj);
+    put_object(obj);
     free(seeds);
 }
 
@@ -295,7 +292,6 @@ TEST_LOOP(a_publication_without_room_for_changes_is_in_one_piece, unless_many(2)
     ck_assert_uint_le(tx->records.len, bytes + HT_OBJECT_RECORD_BYTES); /* one more has no content */
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     delete_many();
-    put_objects(obj, hot);
 }
 
 /* No thread waits long for a transaction because another one publishes a large file outside of model roots. */
@@ -304,7 +300,7 @@ TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
     enum { CHUNKS = 40000, CUT = 100, PARTS = 3 };
 
     setup();
-    ht_obj_put(obj);
+    put_object(obj);
     obj = object(CHUNK, 0);
     fill(0, CHUNKS, 1);
     ck_assert_int_eq(ht_obj_writeback(obj), 0);
@@ -317,17 +313,16 @@ TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
     ck_assert_uint_eq(s->frees.tx_count - before, 1);
     ck_assert_int_eq(ht_obj_truncate(obj, CUT * CHUNK), 0); /* the new size is not published before what it cuts off */
     ck_assert_int_eq(ht_obj_publish_ahead(obj), 0);
-    ht_obj_put(obj);
-    ht_obj_put(hot);
-    ht_store_close(s); /* a crash */
+    put_object(obj);
+    put_object(hot);
+    close_store(); /* a crash */
     open_store();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_uint_eq(ht_obj_size(obj), (CHUNKS - 1ull) * CHUNK + BLOCK);
     for (uint64_t i = 0; i < CUT; i++)
         expect_block(i, 1);
     ck_assert_uint_eq(stats().chunks, CUT);
     ht_store_verify(s, true);
-    ht_obj_put(obj);
 }
 
 static _Atomic uint64_t appended;
@@ -351,7 +346,7 @@ TEST_LOOP(a_file_that_grows_while_a_part_is_published_has_its_new_size, unless_m
     uint64_t index = 0, lsn;
 
     setup();
-    ht_obj_put(obj);
+    put_object(obj);
     obj = object(CHUNK, 0);
     fill(0, CHUNKS, 1);
     ck_assert_int_eq(ht_obj_writeback(obj), 0);
@@ -366,12 +361,11 @@ TEST_LOOP(a_file_that_grows_while_a_part_is_published_has_its_new_size, unless_m
     pthread_join(writer, NULL);
     uint64_t oid = ht_obj_id(obj);
     put_objects(obj, hot);
-    ht_store_close(s); /* a crash */
+    close_store(); /* a crash */
     open_store();
-    obj = ht_obj_get(s, oid);
+    obj = get_object(oid);
     ck_assert_uint_ge(stats().chunks, CHUNKS);
     ck_assert_uint_ge(ht_obj_size(obj), (stats().chunks - 1) * CHUNK + BLOCK);
-    ht_obj_put(obj);
 }
 
 TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
@@ -388,7 +382,6 @@ TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
         ck_assert_int_eq(ht_obj_truncate(obj, CHUNK + i), 0);
     ck_assert_uint_eq(ht_scope_found_bytes(s, SCOPE) - before, HT_OBJECT_RECORD_BYTES);
     commit();
-    put_objects(obj, hot);
 }
 
 enum { ROUNDS = 40, HOLD_NS = 1000000 };
@@ -452,7 +445,6 @@ TEST_LOOP(a_truncation_waits_for_a_chunk_that_it_has_passed, unless_many(1))
             sched_yield();
     }
     pthread_join(holder, NULL);
-    put_objects(obj, hot);
 }
 
 TEST_LOOP(a_watch_sees_who_takes_a_later_chunk_of_its_object, unless_many(1))
@@ -482,7 +474,6 @@ TEST_LOOP(a_watch_sees_who_takes_a_later_chunk_of_its_object, unless_many(1))
     ht_chunk_watch_end(&late);
     ck_assert_ptr_null(s->objects.watches);
     ht_store_unlock(s);
-    put_objects(obj, hot);
 }
 
 static void *take_lock_once(void *arg)
@@ -541,7 +532,6 @@ TEST_LOOP(a_loop_rests_for_a_thread_that_waits, unless_many(4))
         pthread_join(other, NULL);
     }
     (void)ht_io_class_set(was);
-    put_objects(obj, hot);
 }
 
 /* A hole is published while a thread holds the chunk for content that comes next. */
@@ -562,7 +552,6 @@ TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
     ht_store_verify(s, false);
     expect_block(1, _i ? 0 : 2);
     commit();
-    put_objects(obj, hot);
 }
 
 static uint64_t reserved(void)
@@ -590,7 +579,6 @@ TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
         ck_assert_uint_eq(reserved(), before);
     }
-    put_objects(obj, hot);
 }
 
 /* A commit that comes to the first object before a change, and to the last after it, has both or neither. */
@@ -634,21 +622,18 @@ TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
     stop = true;
     pthread_join(writer, NULL);
     for (size_t i = 0; i < many_count; i++)
-        ht_obj_put(files[i]);
+        put_object(files[i]);
     many_count = 0;
-    ht_obj_put(pair[0]), ht_obj_put(pair[1]), ht_obj_put(obj), ht_obj_put(hot);
-    ht_store_close(s); /* a crash */
+    put_object(pair[0]), put_object(pair[1]), put_object(obj), put_object(hot);
+    close_store(); /* a crash */
     open_store();
     for (int i = 0; i < 2; i++) {
-        struct ht_obj *o = ht_obj_get(s, oid[i]);
+        struct ht_obj *o = get_object(oid[i]);
         ck_assert_int_eq(ht_obj_read(o, 0, block, BLOCK), BLOCK);
         got[i] = block[0];
-        ht_obj_put(o);
+        put_object(o);
     }
     ck_assert(got[0] == got[1] || got[0] == got[1] + 1);
 }
 
-int main(void)
-{
-    return run_tests("slices", .teardown = done, .timeout_s = 600);
-}
+RUN_TESTS("slices", .teardown = done, .timeout_s = 600)

@@ -52,7 +52,6 @@ TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
-    put_objects(obj, hot);
 }
 
 /* A file that was copied onto its own end again and again: all chunks have the same bytes. */
@@ -74,8 +73,7 @@ TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
     memset(block, 3, sizeof(block));
     many = object(CHUNK, 0);
     copy = object(CHUNK, 0);
-    put_all(many, 0, block, sizeof(block));
-    ck_assert_int_eq(ht_obj_sync(many), 0);
+    put_synced(many, 0, block, sizeof(block));
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
     begin();
     double_up(many);
@@ -90,8 +88,7 @@ TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
     ck_assert_int_eq(ht_store_commit(s), 0);
     expect_slices("commit of copies");
     begin();
-    put_all(many, CHUNK, block, BLOCK);
-    ck_assert_int_eq(ht_obj_sync(many), 0);
+    put_synced(many, CHUNK, block, BLOCK);
     expect_slices("sync of one chunk of many");
     begin();
     ck_assert_int_eq(ht_obj_punch(many, 0, chunks / 2 * CHUNK), 0);
@@ -107,7 +104,6 @@ TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
     stop = true;
     pthread_join(reader, NULL);
     ht_store_verify(s, true);
-    ht_obj_put(many), ht_obj_put(copy), ht_obj_put(obj), ht_obj_put(hot);
 }
 
 static struct ht_obj *shared, *copy;
@@ -135,8 +131,7 @@ TEST(a_publication_beside_fast_writers_is_in_slices)
     memset(block, 3, sizeof(block));
     shared = object(CHUNK, 0);
     copy = object(CHUNK, 0);
-    put_all(shared, 0, block, sizeof(block));
-    ck_assert_int_eq(ht_obj_sync(shared), 0);
+    put_synced(shared, 0, block, sizeof(block));
     double_up(shared);
     struct ht_obj *target = object(CHUNK, 0);
     ck_assert_int_eq(pthread_create(&writer, NULL, copy_and_punch, NULL), 0);
@@ -155,7 +150,6 @@ TEST(a_publication_beside_fast_writers_is_in_slices)
     stop = true;
     pthread_join(writer, NULL);
     ht_store_verify(s, true);
-    ht_obj_put(shared), ht_obj_put(copy), ht_obj_put(target), ht_obj_put(obj), ht_obj_put(hot);
 }
 
 /* Looks for data and holes from everywhere, in few steps each. */
@@ -194,7 +188,6 @@ TEST_LOOP(a_seek_passes_any_number_of_chunks_in_few_steps, unless_many(1))
         commit();
     }
     ht_store_verify(s, true);
-    put_objects(obj, hot);
 }
 
 static _Atomic uint64_t given;
@@ -232,10 +225,6 @@ TEST_LOOP(reservations_beside_changes_keep_all_counts, unless_many(1))
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.prealloc_bytes, 0);
     free(seeds);
-    put_objects(obj, hot);
 }
 
-int main(void)
-{
-    return run_tests("sparse slices", .teardown = done, .timeout_s = 600);
-}
+RUN_TESTS("sparse slices", .teardown = done, .timeout_s = 600)
