@@ -115,7 +115,7 @@ def test_a_job_on_four_hosts_loses_one_and_goes_on_with_three(place, make_store,
         command(point / 'model', 'snapshot')
     archivers_of = [host(archive_of(url, point / 'model', r, 4), f'old{r}') for r, point in enumerate(points)]
     for program in archivers_of:
-        program.wait_for(lambda: [e[0] for e in entries(url, 'job7')] == [100], 'step 100 of all ranks is there')
+        program.wait_for(lambda: [e[0] for e in entries(url, 'job7')] == [100], 'step 100 of all ranks is there', 3 * SECONDS_MAX)
     archivers_of[2].process.send_signal(signal.SIGSTOP)     # the host that is lost
     assert '--shard=2of3 --lost=2' in SHARD
     for new, old in enumerate((0, 1, 3)):
@@ -130,7 +130,7 @@ def test_a_job_on_four_hosts_loses_one_and_goes_on_with_three(place, make_store,
         command(points[old] / 'next', 'snapshot')
         three.append(host(archive_of(url, points[old] / 'next', new, 3), f'new{new}'))
     for program in three:
-        program.wait_for(lambda: [e[0] for e in entries(url, 'job7')] == [100, 200], 'three go on')
+        program.wait_for(lambda: [e[0] for e in entries(url, 'job7')] == [100, 200], 'three go on', 3 * SECONDS_MAX)
     back = archivers_of[2].process
     back.send_signal(signal.SIGCONT)
     assert back.wait(SECONDS_MAX) == archivers.FENCED and 'vault-fenced' in archivers_of[2].said()
@@ -176,7 +176,7 @@ def test_a_new_host_takes_the_place_of_a_lost_one(place, make_store, host, monke
     job(0, 103)
     programs = [host(archive_of(url, at_rank / f'{rank}/model', rank, 4), f'{rank}') for rank in range(4)]
     for program in programs:
-        program.wait_for(lambda: entries(url, 'job7'), 'a step of all ranks is there')
+        program.wait_for(lambda: entries(url, 'job7'), 'a step of all ranks is there', 3 * SECONDS_MAX)
         program.end()
     command(at_rank / '2/model', 'forget *')
     shutil.rmtree(at_rank / '2')

@@ -63,8 +63,8 @@ class Program:
     def said(self):
         return self.log.read_text(errors='replace')
 
-    def wait_for(self, condition, what):
-        wait_for(lambda: condition() or self.process.poll() is not None, f'{what}\n{self.said()}')
+    def wait_for(self, condition, what, seconds=SECONDS_MAX):
+        wait_for(lambda: condition() or self.process.poll() is not None, f'{what}\n{self.said()}', seconds)
         assert condition(), f'{what}: {self.said()}'
 
     def end(self, status=0):
