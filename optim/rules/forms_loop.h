@@ -296,12 +296,12 @@ HT_LANES_FN void store_rounded(uint8_t *codes, const float *x, const ht_ints noi
  */
 enum { HT_HASHES = HT_FORM_NOISE / 2 / HT_LANES }; /* of a group, each for two elements */
 
-struct progression {
+struct ht_progression {
     ht_ints next[HT_HASHES], step; /* from group to group */
 };
 
 /* e: the number of the group's first element. */
-HT_LANES_FN void begin_progression(struct progression *p, uint64_t key, uint64_t e)
+HT_LANES_FN void begin_progression(struct ht_progression *p, uint64_t key, uint64_t e)
 {
     ht_ints factor = ints_set((int32_t)(key >> 32 | 1));
 
@@ -311,7 +311,7 @@ HT_LANES_FN void begin_progression(struct progression *p, uint64_t key, uint64_t
     p->step = ints_times(factor, ints_set(HT_FORM_NOISE / 2));
 }
 
-HT_LANES_FN void make_noise(struct progression *p, ht_ints noise[HT_FORM_NOISE / HT_LANES])
+HT_LANES_FN void make_noise(struct ht_progression *p, ht_ints noise[HT_FORM_NOISE / HT_LANES])
 {
 #pragma GCC unroll 16
     for (unsigned k = 0; k < HT_HASHES; k++) {
@@ -336,7 +336,7 @@ HT_LANES_FN bool group_has_nan(const float *x)
 }
 
 /* HT_FORM_NOISE elements, whose noise the progression has. */
-HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct progression *p, bool nearest)
+HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct ht_progression *p, bool nearest)
 {
     ht_ints noise[HT_FORM_NOISE / HT_LANES];
     float clean[HT_FORM_NOISE];
@@ -358,7 +358,7 @@ HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
     bool nearest = c->nearest || HT_MUTANT("round-nearest");
     float all[HT_FORM_NOISE] = {0};
     uint8_t codes[2 * HT_FORM_NOISE];
-    struct progression p;
+    struct ht_progression p;
 
     for (size_t i = 0, n; i < c->n; i += n) {
         uint64_t e = c->element + i, skip = e % HT_FORM_NOISE;
