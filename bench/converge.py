@@ -32,7 +32,7 @@ import ecosystem  # noqa: E402
 OPTIMIZERS = {'adamw-torch': ('adamw', 0, '#f2b134'), 'adamw-32': ('adamw', 32, '#1f5fa8'), 'adamw-16': ('adamw', 16, '#2d8a4e'),
               'adamw-8': ('adamw', 8, '#b00020'), 'muon-torch': ('muon', 0, '#b9b9b9'), 'muon-32': ('muon', 32, '#222222'),
               'muon-8': ('muon', 8, '#c04fd0')}
-TITLES = {'gpt': 'GPT', 'grouped': 'Grouped-query attention, SwiGLU'}
+TITLES = {'gpt': 'GPT', 'grouped': 'Grouped queries, SwiGLU'}
 BETAS = {'gpt': (0.9, 0.95), 'grouped': (0.9, 0.999)}  # few bits have other errors where a second moment lives longer
 RATE, MUON_RATE, WEIGHT_DECAY = 3e-3, 0.02, 0.1
 SIZES = {'CONTEXT': 48, 'BATCH': 8, 'WIDTH': 72, 'HEADS': 4, 'LAYERS': 2}  # of the demo's GPT; the text's are those of both
@@ -221,7 +221,7 @@ class Bench:
             parts = [[Column(key.replace('-', ' '), color, self.finals(name, key), self.finals(name, f'{rule}-32'))
                       for key, (rule, _, color) in OPTIMIZERS.items() if rule == part and self.finals(name, key)] for part in ('adamw', 'muon')]
             panels.append((TITLES[name], curves, [columns for columns in parts if columns]))
-        return losses_and_columns(panels, ('training loss, mean of the seeds', 'Held-out loss after them: AdamW, Muon; shaded: 32 bits'), 'nats per byte')
+        return losses_and_columns(panels, ('training loss', 'Held-out loss; shaded: seeds of 32 bits'), 'nats per byte')
 
     def write_csv(self, out):
         table = csv.writer(out)
