@@ -5,6 +5,7 @@ It takes the newest step when it is free, and never queues: a slow vault costs s
 too far behind the logged steps archives a full step and goes on. A vault that is silent, full or gone makes it wait; lines
 on standard error say so (vault-behind), at most once an hour. Another archiver of this rank ends it (vault-fenced).
 """
+import errno
 import os
 import time
 
@@ -33,6 +34,10 @@ PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5
 BEHIND_S, BEHIND_AGAIN_S = 60, 3600
 SNAPSHOT = 'hitrain-archive'
 FENCED = 3                  # exit status: a unit that restarts it must not fight for the job
+
+
+class Busy(Failure):
+    """A step is open, or a trainer has claimed the model: it has to end first."""
 
 
 class Pause:
@@ -98,20 +103,23 @@ class Archiver:
 
     def run(self):
         self.connect()
+        wanted = None
         while True:
             stop.check()
             try:
-                did = self.turn()
+                step, wanted = wanted, None
+                did = self.turn() if step is None else self.give(step)
                 self.pause.reset()
             except Restart as e:
                 note(f'{self.job}: {e}; it is archived again')
                 self.pause(e)
                 continue
             except Wanted as e:
-                did = self.give(e.step)
+                wanted = e.step
+                continue
             except NoProgram:
                 raise
-            except (EngineError, Gone) as e:
+            except (EngineError, Gone, Busy) as e:
                 self.pause(e)
                 continue
             if not did:
@@ -176,16 +184,14 @@ class Archiver:
         kept = self.newest_kept(lambda step: True)
         if kept and kept.lineage() == state.lineage and (not state.first or kept.step + 1 >= state.first):
             return self.full(kept)
-        if os.getxattr(self.root, b'user.hitrain.step_open') != b'0':
-            return False            # keeping a step would end the one that is open
-        self.command(f'forget {SNAPSHOT}', may_fail=True)
-        self.command(f'snapshot {SNAPSHOT}')
+        self.command(f'forget {SNAPSHOT}', errno.ENOENT)
+        self.command(f'snapshot {SNAPSHOT} if=0')   # without the condition it would end a step that is open
         try:
             return self.full(Kept(self.root, SNAPSHOT))
         finally:
-            self.command(f'forget {SNAPSHOT}', may_fail=True)
+            self.command(f'forget {SNAPSHOT}', errno.EBUSY, errno.ENOENT)
 
-    def command(self, line, may_fail=False):
+    def command(self, line, *fine):
         try:
             ctl = open_ctl(open_folder(os.path.realpath(self.root)))
         except OSError as e:
@@ -193,8 +199,8 @@ class Archiver:
         try:
             tell(ctl, line.encode())
         except OSError as e:
-            if not may_fail:
-                raise Failure(f'{self.root}: {line}: {e.strerror}') from None
+            if e.errno not in fine:
+                raise (Busy if e.errno in (errno.EBUSY, errno.ESTALE) else Failure)(f'{self.root}: {line}: {e.strerror}') from None
 
     # ---- one step ----
 
