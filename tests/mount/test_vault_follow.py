@@ -10,12 +10,13 @@ import uuid
 
 import pytest
 
+from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
 from engines import place, servers  # noqa: F401 (fixtures)
 from test_follow import FILES, same
 from test_logged_steps import REDO, train
-from test_roots import command, word
-from test_step_streams import content, make_model
+from test_roots import command, put_gradient, word
+from test_step_streams import content, gradient, make_model
 
 import archiver as archivers
 import engine as engines
@@ -191,6 +192,21 @@ def test_an_archiver_that_comes_too_late_archives_a_full_step_and_goes_on(tmp_pa
     assert same(root, other)
 
 
+def test_an_archiver_does_not_end_an_open_step(tmp_path, make_store, programs):
+    """It keeps one itself, as there is none. Until a step has ended it waits."""
+    url, root = str(tmp_path / 'v'), model(make_store)
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    for i, name in enumerate(('w', 'deep/v')):
+        put_gradient(root, name, gradient(300_000, 3 + i, 'f32'))
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: 'step is open' in word(root, 'error'), 'it was refused')
+    assert word(root, 'step') == '2' and word(root, 'step_open') != '0' and not entries(url)
+    sync(root)
+    to.wait_for(lambda: steps(url) == 3, 'the step is there')
+    to.end()
+
+
 def has(other, step, root):
     """Also while a restore exchanges the copy: then it is not there for a moment."""
     try:
@@ -208,10 +224,8 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
     at = programs('standby', 'restore', job_of(url), other, '--follow')
     train(root, 3)
     at.wait_for(lambda: has(other, 3, root), 'the copy has it')
-    to.process.send_signal(signal.SIGSTOP)  # it keeps a step by itself when there is none that it can begin with, which would end the open one
     command(root, 'rollback two')
     train(root, 30)
-    to.process.send_signal(signal.SIGCONT)
     at.wait_for(lambda: has(other, 3, root), 'the copy has the other step 3')
     to.end()
     with open(root / 'w', 'r+b') as f:
