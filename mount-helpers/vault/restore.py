@@ -6,6 +6,7 @@ the right digest, it gets its step, is committed and moves to its name. Until th
 the next program does (staging.py).
 """
 import collections
+import importlib
 import os
 import stat
 
@@ -15,7 +16,7 @@ from build import Builder
 from control import open_ctl, tell
 from entry import PREFIX, attribute
 from kept import Kept, names_of
-from manifest import End, Reader
+from manifest import Base, End, Reader
 from objects import Damage, Failure
 from pipe import Input
 from say import Progress
@@ -53,8 +54,8 @@ def set_step(path, model, root, step):
         raise Failure(f'{path}: cannot set step {step}: {e.strerror}') from None
 
 
-def finish(path, staging, builder, step):
-    """A model at its step, durable, at its name. To move a directory its owner needs to be able to write to it. A model that
+def finish(path, staging, builder, step, then):
+    """A model at its step, durable, at its name. then(): what comes before that. To move a directory its owner needs to be able to write to it. A model that
     its owner may not write to gets its mode after it has its name: a crash in between leaves it whole, at its name, and
     writable.
     """
@@ -63,6 +64,7 @@ def finish(path, staging, builder, step):
     set_step(path, staging.model, builder.root, step)
     builder.root.mode = mode | (stat.S_IWUSR if later else 0)
     commit(path, staging.model, builder.finish_root)
+    then()
     staging.publish()
     if later:
         builder.root.mode = mode
@@ -91,9 +93,9 @@ class Making:
         self.builder.take(item)
 
 
-def make(path, fill):
+def make(path, fill, steps=None):
     """A new model root at path. fill(Making) calls begin(), gives all parts of the step to take(), and returns (step, what
-    this returns). Failure leaves nothing.
+    this returns, with the end mark as end). steps: of logged steps that follow (apply.Steps). Failure leaves nothing.
     """
     stop.catch()
     making = Making(path)
@@ -104,7 +106,7 @@ def make(path, fill):
         builder = making.builder
         builder.finish()
         progress.end()
-        finish(path, staging, builder, step)
+        finish(path, staging, builder, step, lambda: steps and steps.apply(path, staging.model, result.end))
     except BaseException as e:
         progress.clear()
         if making.builder:
@@ -188,8 +190,9 @@ def local_base(root, others):
     return None, None
 
 
-def from_step(path, engine, vault, job, found, base_root=None):
-    """Restored, of a full step (heads.Step) of a job of one rank."""
+def from_chain(path, engine, vault, job, chain, base_root=None):
+    """Restored. chain: that of jobs.chain_of, of a job of one rank."""
+    found, *logged = chain
     if len(found.summaries) != 1:
         raise Failure(f'{job}: step {found.step} has {len(found.summaries)} ranks: --shard=rofR says whose part is restored')
 
@@ -201,10 +204,14 @@ def from_step(path, engine, vault, job, found, base_root=None):
             if e.kind == heads.FULL and e.ranks == 1:
                 yield e.step, e.digest, lambda e=e: manifest(e.step, e.epoch, jobs.read_step_object(
                     engine, vault, job, e.step, e.epoch, e.sum).summaries[0])
-    return from_manifest(path, manifest(found.step, found.epoch, found.summaries[0]), found.step, base_root, others())
+    steps = logged and importlib.import_module('apply').Steps(engine, vault, job, logged)
+    done = from_manifest(path, manifest(found.step, found.epoch, found.summaries[0]), found.step, base_root, others(), steps)
+    if not logged:
+        return done
+    return Restored(logged[-1].step, done.end, Base(found.step, done.end.digest), done.fetched + steps.fetch.fetched)
 
 
-def from_manifest(path, manifest, step, base_root=None, others=()):
+def from_manifest(path, manifest, step, base_root=None, others=(), steps=None):
     """Restored, from a rank's manifest in a vault (archived.OfManifest)."""
     fetch = Fetch(manifest.engine)
 
@@ -217,7 +224,7 @@ def from_manifest(path, manifest, step, base_root=None, others=()):
         for item in fetch.in_order(items):
             making.take(item)
         return step, Restored(step, item, None, fetch.fetched)
-    return make(path, fill)
+    return make(path, fill, steps)
 
 
 # ---- reports ----

@@ -166,30 +166,6 @@ def reporter(path, as_json):
     return say
 
 
-def begin_at(path, end):
-    """A model that was restored at a full step, with this end mark, is a copy that goes on from there."""
-    copy = Copy(path)
-    try:
-        copy.begin_at(end.lineage, end.digest)
-    finally:
-        copy.close()
-
-
-def catch_up(path, vault_engine, vault, job, step, rank=(0, 1), say=lambda step, newest: None):
-    """A copy that was restored at a full step takes the logged steps up to this one. Failure if they do not lead there."""
-    standby = Standby(vault_engine, vault, job, path, rank, say)
-    standby.copy = Copy(path)
-    try:
-        head = jobs.highest(vault_engine, vault, job)
-        steps = [s for s in standby.chain(head, standby.copy.step + 1) if s.step <= step]
-        if not steps or steps[-1].step != step or not standby.follows(steps[0]):
-            raise Failure(f'{path}: it is at step {standby.copy.step}, and no logged steps of {job} lead from there to step {step}')
-        for one in steps:
-            standby.compute(one, step)
-    finally:
-        standby.copy.close()
-
-
 def run(url, path, o):
     stop.catch()
     place, job, at = engine.split_job(url)
