@@ -115,7 +115,7 @@ def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=No
     new = sum(s.bytes() for s in packer.segments)
     summary = heads.Summary(heads.LOGGED, writer.rank, writer.ranks, 1, end.bytes, new, end.sum, heads.NOTHING, log.lineage, base,
                             time.time_ns(), writer.store, writer.host, '', shards)
-    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own)
+    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own, base)
 
 
 class Fetch:

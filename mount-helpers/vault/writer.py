@@ -62,9 +62,10 @@ class Writer:
         return self.head
 
     def _open_epoch(self, opener):
-        head, drop = self._look(), None
-        after = self.epoch
+        head, after = self._look(), self.epoch
         while True:
+            if after and not self._is_in_epoch(head):
+                return          # somebody has opened another one meanwhile: under that the key is free
             drop = self._broken(head) if self.rank == 0 and not self.epoch else ()
             self.head = put_head(self.engine, self.vault, self.job, next_of(
                 head, epoch=head.epoch + 1, opener=opener, ranks=self.ranks, flags=self.flags, writer=self.host,
@@ -73,8 +74,6 @@ class Writer:
             if head.opener == opener and head.epoch > after:
                 self._take_epoch(head)
                 return
-            if after and head.opener != opener:
-                raise self._fenced(head)
 
     def _broken(self, head):
         """Entries whose objects are gone: an archiver stood still for a day before its head, and then ended."""
@@ -136,11 +135,11 @@ class Writer:
         found = jobs.read_step_object(self.engine, self.vault, self.job, step, entry.epoch, entry.sum)
         return found.summaries[self.rank].digest == digest
 
-    def commit(self, step, build, segments=()):
+    def commit(self, step, build, segments=(), after=None):
         """True: the head lists the step. False: the job has gone on without it.
 
-        build(epoch) gives the pieces of the manifest, bytes each; segments are the (lease, n) that this archiver has put for it.
-        Fenced, Restart, Wanted, or another Failure.
+        build(epoch) gives the pieces of the manifest, bytes each; segments are the (lease, n) that this archiver has put for it;
+        after: (step, epoch) before a logged one. Fenced, Restart, Wanted, or another Failure.
         """
         before = self._look().entries
         for _ in range(EPOCHS_OF_STEP_MAX):
@@ -150,10 +149,17 @@ class Writer:
                 continue
             self._need_young_segments(step, segments)
             self._put_ready(step)
-            done = self._lead(step) if self.rank == 0 else self._follow(step, before)
+            done = self._lead(step, after) if self.rank == 0 else self._follow(step, before, after)
             if done is not None:
                 return done
         raise Fenced(f'{self.job}: step {step} began {EPOCHS_OF_STEP_MAX} epochs: do two archivers of one rank run?')
+
+    def _need_newest(self, step, after):
+        """A logged step follows the newest one. Another process of this rank may have put it before it ended, and then it is listed
+        under the epoch of that time."""
+        last = self.head.entries[-1] if self.head.entries else None
+        if after and (not last or (last.last, last.epoch) != after):
+            raise Restart(f'{self.job}: step {step} was logged after another step than the newest')
 
     def decline(self, step):
         """This rank has no such step: the job goes on without it."""
@@ -243,7 +249,7 @@ class Writer:
 
     # -- rank 0 --
 
-    def _lead(self, step):
+    def _lead(self, step, after):
         summaries = {}
         while True:
             if not self._is_in_epoch(self._look()):
@@ -251,13 +257,15 @@ class Writer:
             entry = find(self.head, step, self.epoch)
             if entry:
                 return self._need_to_stay(step, self._will_stay(entry, step))
+            self._need_newest(step, after)
             self._read_summaries(step, self._young_ages(step), summaries)
             if any(s.kind == NONE for s in summaries.values()):
                 return False
-            if len(summaries) == self.ranks:
+            # A rank that has another kind of this step has an older head. It sees that, and opens another epoch for what is due.
+            missing = next((r for r in range(self.ranks) if r not in summaries or not jobs.is_alike(summaries[r], summaries[0])), None)
+            if missing is None:
                 return self._put_step(step, [summaries[rank] for rank in range(self.ranks)])
-            missing = next(rank for rank in range(self.ranks) if rank not in summaries)
-            self.pause(f'step {step} of {self.job} waits for rank {missing}')
+            self.pause(f'step {step} of {self.job} waits for rank {missing}' + (', which has another kind of it' if missing in summaries else ''))
 
     def _read_summaries(self, step, ages, summaries):
         for rank, pieces in ages.items():
@@ -308,9 +316,8 @@ class Writer:
         """The entries with a new one. What the step depends on must be listed."""
         entries = head.entries
         if entry.kind == LOGGED:
-            last = entries[-1] if entries else None
-            if not last or (last.last, last.epoch) != summaries[0].base:
-                raise Restart(f'{self.job}: step {entry.last} was logged after another step than the newest')
+            self._need_newest(entry.last, summaries[0].base)
+            last = entries[-1]
             if last.kind == LOGGED and last.epoch == entry.epoch:
                 entry = entry._replace(step=last.step, bytes=last.bytes + entry.bytes, new=last.new + entry.new)
                 entries = entries[:-1]
@@ -361,18 +368,19 @@ class Writer:
         return numbers[low]
 
     def _need_to_stay(self, step, stays):
-        """True, or rank 0 takes the step back. Where nobody can tell, other ranks may have reported it: then it remains."""
+        """True, or rank 0 takes the step back. Where nobody can tell, others may have reported it, or logged steps after it under a later
+        epoch: then it remains."""
         if stays:
             return True
         if stays is False or self.ranks == 1:
-            self._take_back(step)
+            self._take_back(step, stays is False)
         raise Restart(f'{self.job}: step {step} took longer than the grace of the vault')
 
-    def _take_back(self, step):
+    def _take_back(self, step, is_sure):
         while True:
             head = self._look()
             entry = find(head, step, self.epoch)
-            if not entry:
+            if not entry or not is_sure and head.epoch != self.epoch:
                 return
             gone, instead = jobs.with_followers(head.entries, entry), []
             if entry.step < step:       # the last one of a run of logged steps
@@ -392,7 +400,7 @@ class Writer:
 
     # -- other ranks --
 
-    def _follow(self, step, before):
+    def _follow(self, step, before, after):
         while True:
             head = self._look()
             entry = find(head, step, self.epoch)
@@ -402,6 +410,7 @@ class Writer:
                 raise Restart(f'{self.job}: step {step} took longer than the grace of the vault')
             if not self._is_in_epoch(head):
                 return None
+            self._need_newest(step, after)
             newer = [e for e in head.entries if e not in before and e.last > step]
             if newer:
                 self._need_own_steps(newer[-1])
