@@ -53,9 +53,10 @@ class Copy:
         self._take_back_what_was_left()
 
     def close(self):
-        if self.to:
+        if self.to is not None:
             os.close(self.to)
         self.to = None
+        fcntl.flock(self.folder.fd, fcntl.LOCK_UN)
 
     def _number(self, name):
         return int(word(f'/proc/self/fd/{self.folder.fd}', name) or 0)
@@ -206,6 +207,16 @@ class Copy:
                 os.utime(to, ns=(os.fstat(to).st_atime_ns, file.mtime_ns))
         finally:
             os.close(to)
+
+
+class Begin:
+    """No step yet: the model is a copy from the first moment of its name on."""
+
+    @staticmethod
+    def apply(path, folder, end):
+        copy = Copy(path, folder)
+        copy.begin_at(end.lineage, end.digest)
+        copy.close()
 
 
 class Steps:

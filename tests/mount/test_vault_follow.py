@@ -208,11 +208,8 @@ def test_an_archiver_does_not_end_an_open_step(tmp_path, make_store, programs):
 
 
 def has(other, step, root):
-    """Also while a restore exchanges the copy: then it is not there for a moment."""
-    try:
-        return word(other, 'durable_step') == str(step) and same(root, other)
-    except FileNotFoundError:
-        return False
+    """Also while a restore exchanges the copy: the name, and the files below it, are there at any moment."""
+    return word(other, 'durable_step') == str(step) and same(root, other)
 
 
 def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_store, programs):
@@ -223,7 +220,7 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     at = programs('standby', 'restore', job_of(url), other, '--follow')
     train(root, 3)
-    at.wait_for(lambda: has(other, 3, root), 'the copy has it')
+    at.wait_for(lambda: other.exists() and has(other, 3, root), 'the copy has it')
     command(root, 'rollback two')
     train(root, 30)
     at.wait_for(lambda: has(other, 3, root), 'the copy has the other step 3')
@@ -235,7 +232,16 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
     to.start()
     at.wait_for(lambda: has(other, 5, root), 'the copy has step 5')
     at.end()
-    assert not os.path.lexists(f'{other}.next')
+    assert sorted(os.listdir(other.parent)) == ['copy']
+    beside = other.with_name('.hitrain-next-copy')     # as a kill leaves it
+    run('hitrainctl', 'restore', f'{job_of(url)}@5', beside)
+    os.setxattr(beside, 'user.hitrain-follow', b'step=5')
+    at.start()
+    at.wait_for(lambda: not beside.exists(), 'what was left is gone')
+    at.end()
+    beside.mkdir()
+    at.start()
+    assert at.process.wait(SECONDS_MAX) == 1 and 'it is no copy that was left here' in at.said() and beside.exists()
 
 
 def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, programs):
