@@ -85,6 +85,10 @@
 ##              beside device and pipe; 10 minutes; build/bench/steps.jsonl. ELEMENTS=16777216 STEPS=2 RUNS=1: 1 minute
 ##   bench-muon a step of hitrain.Muon with everything resident, beside torch.optim.Muon; RUNS=, WIDTH= and BLOCKS=; 2 minutes;
 ##              build/bench/muon.jsonl
+##   bench-moe  bytes of a step of 64 experts of which 4 are used, beside a model of those alone; 1 minute; build/bench/moe.jsonl
+##   bench-converge
+##              final losses of small models with moments of 32, 16 and 8 bits, beside torch's AdamW and Muon; RUNS= seeds, STEPS=, ONLY=gpt
+##              and the like, JOBS= side by side; 15 minutes, and a run that was ended goes on; build/bench/converge.jsonl, .csv and .svg
 ##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; skipped where none is;
 ##              build/bench/gpu.jsonl
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
@@ -482,7 +486,7 @@ bench_needs_space := bench/bench_codec
 bench_needs_step := bench/step_client
 # RUNS=3 is --runs=3 of the script; DEVICES=2 and REDO=1 are words without a value.
 bench_knobs := RUNS:runs STEPS:steps ELEMENTS:elements AGAINST:against BEFORE:before DEVICE:device DTYPE:dtype WIDTH:width \
-	BLOCKS:layers LIMIT:limit ONLY:only
+	BLOCKS:layers LIMIT:limit ONLY:only JOBS:jobs
 knob_of = $(firstword $(subst :, ,$(1)))
 bench_args = $(foreach k,$(bench_knobs),$(if $($(call knob_of,$(k))),'--$(lastword $(subst :, ,$(k)))=$($(call knob_of,$(k)))')) \
 	$(if $(DEVICES),--devices) $(if $(REDO),--redo)

@@ -25,6 +25,14 @@ class Bar(NamedTuple):
     remark: str
 
 
+class Column(NamedTuple):
+    """Values above a label, and those beside which they are seen: a band from the least to the greatest."""
+    label: str
+    color: str
+    values: List[float]
+    band: List[float]
+
+
 class Mark(NamedTuple):
     """A place on the x axis, and a few lines of words."""
     x: float
@@ -197,6 +205,49 @@ def draw_bars(svg: Svg, box: Box, bars: Sequence[Bar], title: str) -> None:
         svg.text(x + slot * 0.3, bottom + 20, bar.label, 'middle')
         svg.text(x + slot * 0.3, bottom + 38, bar.remark, 'middle', size=11, color=GRAY)
     svg.line(left, bottom, right, bottom, GRAY)
+
+
+def draw_columns(svg: Svg, box: Box, columns: Sequence[Column], title: str) -> None:
+    """A dot for each value, a line for their mean."""
+    left, top, right, bottom = box
+    axis = Axis([v for c in columns for v in c.values + c.band], 0.08, 6)
+    slot = (right - left) / len(columns)
+
+    def height(value: float) -> float:
+        return bottom - axis.part(value) * (bottom - top)
+
+    svg.text(left, top - 18, title, size=15, weight='bold')
+    for i, column in enumerate(columns):
+        if column.band:
+            svg.rect(left + slot * i, height(max(column.band)), slot, height(min(column.band)) - height(max(column.band)), '#eceff5')
+    for value in axis.ticks():
+        svg.line(left, height(value), right, height(value), GRID)
+        svg.text(left - 8, height(value) + 4, f'{value:g}', 'end', color=GRAY)
+    for i, column in enumerate(columns):
+        x = left + slot * (i + 0.5)
+        for value in column.values:
+            svg.dot((x, height(value)), column.color)
+        if column.values:
+            mean = height(sum(column.values) / len(column.values))
+            svg.line(x - slot * 0.3, mean, x + slot * 0.3, mean, column.color, 2)
+        svg.text(x, bottom + 20, column.label, 'middle', size=11)
+    svg.line(left, bottom, right, bottom, GRAY)
+
+
+def losses_and_columns(panels: Sequence[Tuple[str, Sequence[Curve], Sequence[Sequence[Column]]]], titles: Tuple[str, str], y_label: str) -> str:
+    """For each model losses by step on the left, and final ones on the right, in parts with an axis each."""
+    svg = Svg(1160, 420 * len(panels))
+    for i, (name, curves, parts) in enumerate(panels):
+        top, left = 420 * i + 50, 620
+        chart = Chart(svg, (70, top, 550, top + 310), curves)
+        chart.draw_axes(f'{name}: {titles[0]}', 'step', y_label)
+        chart.draw_curves()
+        chart.draw_legend(380, top, 170)
+        slot = (1150 - left - 60 * (len(parts) - 1)) / max(1, sum(map(len, parts)))
+        for part in parts:
+            draw_columns(svg, (left, top, left + slot * len(part), top + 310), part, '' if part is not parts[0] else titles[1])
+            left += slot * len(part) + 60
+    return str(svg)
 
 
 def log_log(title: str, x_label: str, y_label: str, curves: Sequence[Curve]) -> str:

@@ -384,7 +384,6 @@ uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
 /* Heap that roots, parameters and the coverage of their gradients take. */
 uint64_t ht_optim_meta_bytes(struct ht_optim *o);
 /* Appends gates, steps and queues of the roots (tiering/base/dump.h). Any thread. */
-struct ht_dump;
 void ht_optim_dump(struct ht_optim *o, struct ht_dump *d);
 /* Asserts the invariants of roots, parameters and ranges (tiering/base/verify.h). Takes the lock. Any thread. */
 void ht_optim_verify(struct ht_optim *o);

@@ -6,8 +6,6 @@
  */
 #include "fs/ctl/events.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/json.h"
 
 #define PATIENCE_NS UINT64_C(1000000000)

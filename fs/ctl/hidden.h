@@ -48,7 +48,6 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
  * same.c: a file or state of a kept step beside another one of the same model, see HT_IOCTL_SAME. -EINVAL: one of them
  * is no such thing; -EACCES: the caller may not read the other one; -ESTALE.
  */
-struct ht_ioctl_same;
 int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
                  struct ht_ioctl_same *same) HT_MUST_CHECK;
 

@@ -113,7 +113,6 @@ int ht_kept_hold(struct ht_call *q, uint64_t ino)
     uint64_t held;
     int rc = ht_ns_kept_hold(q->ctl->ns, q->root, q->cmd->name, &held);
 
-    (void)ino;
     if (rc) {
         snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", q->cmd->name);
         return rc;
@@ -130,7 +129,6 @@ int ht_kept_archived(struct ht_call *q, uint64_t ino)
     struct ht_ns_kept about;
     int rc = find_own(q, &about);
 
-    (void)ino;
     if (rc)
         return rc;
     snprintf(digits, sizeof(digits), "%.*s", HT_NS_DIGEST_MAX - 1, q->cmd->path);
@@ -296,7 +294,6 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     struct ht_ns_kept still;
     struct ht_json j;
 
-    (void)after;
     do {
         if (f->next == f->count)
             return 0;

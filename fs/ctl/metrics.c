@@ -631,7 +631,6 @@ static int next_roots(void *ctx, uint64_t *after, FILE *to)
     struct root_list *list = ctx;
     const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
 
-    (void)after;
     for (unsigned i = 0; i < list->count; i++)
         put_root(&r[i], to);
     bool any = list->count;

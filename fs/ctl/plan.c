@@ -78,7 +78,6 @@ static int next_lines(void *ctx, uint64_t *after, FILE *to)
     struct plan_feed *f = ctx;
     struct ht_plan_stats st;
 
-    (void)after;
     if (!f->begun) {
         ht_store_plan_stats(f->ctl->store, &st);
         f->at = (struct ht_plan_place){.made = st.active ? st.made : 0};

@@ -167,7 +167,6 @@ static void look_for_claims(void *ctx, uint64_t since_begin_ns)
 {
     const struct daemon *d = ctx;
 
-    (void)since_begin_ns;
     ht_store_look_for_claims(d->store);
 }
 

@@ -2,7 +2,6 @@
 /* mountflags.c - see mountflags.h. A new word is one row. */
 #include "fs/daemon/mountflags.h"
 
-#include <stdlib.h>
 #include <sys/mount.h>
 
 #ifndef MS_NOSYMFOLLOW

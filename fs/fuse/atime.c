@@ -14,7 +14,6 @@
 #include <fcntl.h>
 #include <mntent.h>
 #include <poll.h>
-#include <stdio.h>
 #include <unistd.h>
 
 enum { TICK_NS = 4000000 };

@@ -328,7 +328,6 @@ bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, cons
 /* Runs all queued jobs to their end and stops the threads. */
 void ht_job_stop(struct ht_fuse *f);
 /* Appends lanes and the requests in their queues, and parked reads. */
-struct ht_dump;
 void ht_job_dump(struct ht_fuse *f, struct ht_dump *d);
 void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
 

@@ -7,7 +7,6 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
-#include <stdlib.h>
 #include <hitrain/words.h>
 
 static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)

@@ -12,7 +12,6 @@
  *
  * Lock: passthrough.lock. Only the owner of a busy entry changes whether it is active.
  */
-#include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
 #include <fcntl.h>

@@ -14,8 +14,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
-#include <stdlib.h>
-
 /* A taken-back name hands its slot to the entry it had replaced: a walk sees one entry of that name. */
 static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {

@@ -99,7 +99,6 @@ void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx 
     struct ht_ns *ns = ctx;
     struct ht_ns_kept_step *x;
 
-    (void)how;
     ht_rwlock_wrlock(ht_ns_lock(ns));
     x = ht_ns_kept_step(ns, scope);
     if (x) {

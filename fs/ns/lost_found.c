@@ -119,7 +119,6 @@ static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
 
 static bool is_victim(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    (void)ns;
     return (i->flags & HT_NS_VICTIM) != 0 && i->links == 0;
 }
 

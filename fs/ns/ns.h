@@ -234,7 +234,6 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_MU
  */
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap);
 /* Appends a line with the inode's path. False: another thread keeps the lock, which the text says. */
-struct ht_dump;
 bool ht_ns_dump_path(struct ht_ns *ns, struct ht_dump *d, uint64_t ino);
 /* POSIX permission check for hidden files: mask of R_OK W_OK X_OK; root passes. -EACCES. Supplementary groups: gids. */
 int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids,

@@ -11,10 +11,6 @@
 #include "tiering/base/base.h"
 #include "tiering/api/participant.h"
 
-struct ht_store;
-struct ht_ns;
-struct ht_optim;
-
 #define HT_PARTICIPANT_INDEX(ID, name, first, last) HT_PARTICIPANT_##ID,
 enum ht_participant_index { HT_PARTICIPANTS(HT_PARTICIPANT_INDEX) HT_PARTICIPANT_COUNT };
 #undef HT_PARTICIPANT_INDEX

@@ -10,7 +10,6 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/text.h"
 #include "tiering/base/json.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/words.h>

@@ -6,7 +6,6 @@
 #include "mount-helpers/fsck/fsck.h"
 
 #include <getopt.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/log.h"

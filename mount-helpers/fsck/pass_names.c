@@ -2,8 +2,6 @@
 /* pass_names.c - directories, links and attributes, checked by the layer that keeps them. */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "mount-helpers/common/text.h"
-
 struct counting {
     struct ht_fsck *f;
     size_t reported;

@@ -2,7 +2,6 @@
 /* run.c - one run over devices that are open: all passes, repair, the sums. */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "tiering/base/log.h"
 #include "tiering/space/claim.h"
 
 static const struct pass {

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
-#include "tiering/sys/mem.h"
 
 /* The least the store takes: fsck reads chunks past it. */
 #define DRAM_BYTES (8 * HT_MIB)

@@ -12,7 +12,6 @@
 
 static bool take_flag(const char *value, void *to)
 {
-    (void)value;
     *(bool *)to = true;
     return true;
 }
@@ -280,17 +279,19 @@ static const struct command {
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
      "  --json           as JSON\n"},
-    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--shard=rofR [--lost=q]] [--json]", NULL, NULL, NONE, 0,
+    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--rank=rofR | --shard=rofR [--lost=q]] [--json]", NULL, NULL, NONE,
+     0,
      "Makes a model root in the new directory DIR, of a step in a vault, or of one on standard input. A step that is cut or\n"
      "damaged leaves nothing there.\n\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
+     "  --rank=rofR      all that rank r of R has archived\n"
      "  --shard=rofR     rank r of R: the blocks that it owns after this change of ranks, of a full step of all ranks\n"
      "  --lost=q         the former rank that is gone; without it the last ones leave\n"
      "  --json           as JSON\n"},
     {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE,
      0,
-     "init makes a vault; probe tries what its engine promises; list shows jobs, or the steps of a job; verify reads steps\n"
-     "and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
+     "init makes a vault; probe tries what its engine promises; list shows jobs, the steps of a job, or the ranks of a step; verify\n"
+     "reads steps and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
      "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"
      "  --json        as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,

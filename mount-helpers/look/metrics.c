@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include "tiering/base/files.h"
-#include <hitrain/words.h>
 
 enum { REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
 

@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/text.h"
 #include <hitrain/words.h>
 
 enum { FOLLOW_MS = 250, READ_BYTES = 1 << 16 };

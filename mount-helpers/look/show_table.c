@@ -31,7 +31,6 @@ static void cell_path(const struct ht_cmd_line *l, const struct ht_column *c, ch
 {
     const char *path = ht_cmd_value(l, "path"), *id = ht_cmd_value(l, "id");
 
-    (void)c;
     if (path[0] == '\0' && id[0] != '\0')
         snprintf(buf, cap, "(%s)", id);
     else

@@ -5,9 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "mount-helpers/common/text.h"
 #include "optim/rules/need.h"
-#include "tiering/base/json.h"
 #include <hitrain/words.h>
 
 static int parse_dtype(const char *word, uint8_t *out)
@@ -46,7 +44,6 @@ int ht_cmd_size(const char *path, const struct ht_cmd_options *o)
     struct ht_need need = {.elements = o->params, .tensors = o->tensors, .dtype = HT_DTYPE_F32};
     struct ht_optim_config config;
 
-    (void)path;
     if (!o->params) {
         ht_error("size needs --params=N, the number of parameters");
         return HT_CMD_USAGE;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "mount-helpers/ctl/figures.h"
-#include <hitrain/words.h>
 
 #define WORD(name, word) word,
 static const char *const store_words[] = {HT_TOP_STORE(WORD)};

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/stdio_fds.h"

@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
-#include "tiering/base/base.h"
 #include "tiering/sys/holder.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mount_user.h"

@@ -8,6 +8,7 @@ import struct
 import time
 
 from archived import NOTHING, Archived, OfManifest
+from control import Held
 from entry import Entry
 from kept import Kept, names_of
 from manifest import PLACES, Base, Same, State, Writer, assemble
@@ -290,6 +291,7 @@ def to_vault(root, kept, engine, vault, writer, lease, rate=None):
     """One kept step becomes a step of the job: (Summary, True if the job lists it). writer: writer.Writer of this rank;
     lease: lease.Lease. Restart: begin again. Fenced, Failure.
     """
+    held = Held(kept)
     at, known, base = known_of(writer, engine, vault.uuid, root)
     owner = Owner(writer.job, kept.step, writer.epoch, writer.rank)
     packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate)
@@ -300,4 +302,7 @@ def to_vault(root, kept, engine, vault, writer, lease, rate=None):
 
     def build(epoch):
         return assemble(vault.uuid, kept.step, epoch, summary, packed.segments, packed.records)[0]
-    return summary, writer.commit(kept.step, build, packed.own)
+    listed = writer.commit(kept.step, build, packed.own, lambda: writer.ranks == 1 or kept.is_there())
+    if listed:
+        held.is_in(writer.job, summary.digest)
+    return summary, listed

@@ -87,9 +87,10 @@ class OfManifest:
         except Missing:
             raise Damage('it is gone' if i == 0 else f'its piece {i} is gone') from None
 
-    def items(self):
+    def items(self, pick=None):
+        """pick: of Pieces.items."""
         try:
-            for item in self.pieces.items():
+            for item in self.pieces.items(pick):
                 yield item
         except Damage as e:
             raise self.damage(e) from None

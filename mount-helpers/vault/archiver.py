@@ -2,7 +2,8 @@
 """`hitrainctl archive ROOT URL/JOB --follow`: goes on, with each M-th kept step, and with --log each logged step between.
 
 It takes the newest step when it is free, and never queues: a slow vault costs steps there and nothing here. One that is
-too far behind the logged steps archives a full step and goes on. A vault that is silent, full or gone makes it wait; lines
+too far behind the logged steps archives a full step and goes on. With several ranks rank 0 says which full step comes,
+and the other ones archive that, if they keep it. A vault that is silent, full or gone makes it wait; lines
 on standard error say so (vault-behind), at most once an hour. Another archiver of this rank ends it (vault-fenced).
 """
 import errno
@@ -31,6 +32,7 @@ import words
 
 POLL_S, POLL_LOGGED_S = 0.2, 0.005
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 5
+LOOK_S_MIN, LOOK_S_MAX = 0.2, 5     # of the other ranks, for what rank 0 calls
 BEHIND_S, BEHIND_AGAIN_S = 60, 3600
 SNAPSHOT = 'hitrain-archive'
 FENCED = 3                  # exit status: a unit that restarts it must not fight for the job
@@ -78,7 +80,8 @@ class Archiver:
         self.engine, self.url = engine.open(place), engine.shown(url)
         self.single_writer, self.trying = bool(o['single_writer']), None
         self.pause = Pause(self.url, lambda: f'step {self.trying}' if self.trying is not None else self.root)
-        self.files = self.lineage = self.done = None
+        self.files = self.lineage = self.done = self.known = None
+        self.look_at, self.look_wait = 0, LOOK_S_MIN
 
     def connect(self):
         host, store = identity.host(), identity.store(self.root)
@@ -107,16 +110,17 @@ class Archiver:
         while True:
             stop.check()
             try:
-                step, wanted = wanted, None
-                did = self.turn() if step is None else self.give(step)
+                try:
+                    did = self.turn()
+                except Wanted as e:
+                    did = self.give(e)
                 self.pause.reset()
             except Restart as e:
                 note(f'{self.job}: {e}; it is archived again')
                 self.pause(e)
                 continue
-            except Wanted as e:
-                wanted = e.step
-                continue
+            except Wanted:
+                continue            # rank 0 has gone on to another one
             except NoProgram:
                 raise
             except (EngineError, Gone, Busy) as e:
@@ -129,7 +133,32 @@ class Archiver:
 
     def turn(self):
         """True: something was archived."""
+        if self.rank:
+            return self.turn_called()
         return self.turn_logged() if self.log else self.turn_kept()
+
+    def turn_called(self):
+        """Of the other ranks: a logged step that follows, or what rank 0 calls."""
+        if self.log:
+            state, entry = state_of(self.root), self.newest()
+            if entry and self.lineage == state.lineage and max(entry.last, state.first - 1) == entry.last < state.last and \
+                    self.logged(entry.last + 1):
+                return True
+        now, known = time.monotonic(), names_of(self.root)
+        if known != self.known:
+            self.look_wait = LOOK_S_MIN
+        if now < self.look_at and known == self.known:
+            return False
+        self.known, self.look_at = known, now + self.look_wait
+        self.look_wait = min(2 * self.look_wait, LOOK_S_MAX)
+        wanted = self.writer.called(min((kept.step for kept in self.all_kept()), default=self.number()))
+        if not wanted or not self.give(wanted):
+            return False
+        self.look_at = self.look_wait = LOOK_S_MIN
+        return True
+
+    def number(self):
+        return int(os.getxattr(self.root, b'user.hitrain.step'))
 
     def turn_kept(self):
         kept = self.newest_kept(lambda step: step % self.every == 0)
@@ -147,13 +176,17 @@ class Archiver:
             return self.full_now(state)
         if entry.kind == heads.LOGGED and entry.last % self.every == 0:
             kept = self.newest_kept(lambda step: step == entry.last)
-            if kept and kept.lineage() == self.lineage:
+            if kept and kept.lineage() == self.lineage and (kept.step, self.lineage) != self.done:
                 return self.full(kept)
         if not state.last or entry.last >= state.last:
             return False
         if entry.last + 1 < state.first:
             return self.full_now(state)
-        return self.logged(entry.last + 1)
+        if self.logged(entry.last + 1):
+            return True
+        if self.ranks > 1:
+            self.lineage = None     # a rank has no logged step that follows: a full one is next
+        return False
 
     def newest(self):
         """The newest entry of the job, and its lineage in this rank."""
@@ -167,27 +200,31 @@ class Archiver:
 
     of = None
 
-    def newest_kept(self, fits):
+    def all_kept(self):
+        """Kept steps, the newest first."""
         for name in reversed(names_of(self.root)):
             if name == SNAPSHOT:
                 continue
             try:
-                kept = Kept(self.root, name)
+                yield Kept(self.root, name)
             except Failure:
                 continue            # it expired meanwhile
-            if fits(kept.step):
-                return kept
-        return None
+
+    def newest_kept(self, fits):
+        return next((kept for kept in self.all_kept() if fits(kept.step)), None)
 
     def full_now(self, state):
         """The newest kept step from which the logged ones go on, or the present one, which is kept for that."""
         kept = self.newest_kept(lambda step: True)
         if kept and kept.lineage() == state.lineage and (not state.first or kept.step + 1 >= state.first):
-            return self.full(kept)
+            return self.full(kept, anew=True)
+        return self.full_present()
+
+    def full_present(self):
         self.command(f'forget {SNAPSHOT}', errno.ENOENT)
         self.command(f'snapshot {SNAPSHOT} if=0')   # without the condition it would end a step that is open
         try:
-            return self.full(Kept(self.root, SNAPSHOT))
+            return self.full(Kept(self.root, SNAPSHOT), anew=True)
         finally:
             self.command(f'forget {SNAPSHOT}', errno.EBUSY, errno.ENOENT)
 
@@ -204,20 +241,24 @@ class Archiver:
 
     # ---- one step ----
 
-    def full(self, kept):
+    def full(self, kept, anew=False):
         self.trying = kept.step
+        if not self.rank:
+            self.writer.call(kept.step, anew)
         try:
             summary, listed = to_vault(self.root, kept, self.engine, self.vault, self.writer, self.lease, self.rate)
-        except EngineError:
+        except (EngineError, Restart, Fenced):
             raise
         except Failure:
-            if kept.name in names_of(self.root):
+            if kept.is_there():
                 raise
             return False            # it expired meanwhile: the newest one is next
         self.done = kept.step, kept.lineage()
         if listed:
             note(f'archived step {kept.step}: {summary.bytes} bytes, {summary.new} new')
             self.files = Files(self.root, kept.folder) if self.log else None
+        elif not self.rank and self.ranks > 1 and kept.is_there():
+            raise Restart(f'step {kept.step} is not in the stores of all ranks, which keep what they all have by retain=')
         return listed
 
     def logged(self, step):
@@ -229,9 +270,10 @@ class Archiver:
             if not self.files:
                 self.files = Files(self.root)
             owner = Owner(self.job, step, self.writer.epoch, self.rank)
-            shards = (self.shards() or b'').decode()
+            shards, epoch = (self.shards() or b'').decode(), self.writer.epoch
             return logged_vault.to_vault(log, log.items(self.files.path_of), lambda: self.files.changed(step), self.vault, self.writer,
-                                         self.lease.put, owner, (entry.last, entry.epoch), shards, self.rate)
+                                         self.lease.put, owner, (entry.last, entry.epoch), shards, self.rate,
+                                         lambda: self.ranks == 1 or self.writer.epoch == epoch and state_of(self.root).lineage == log.lineage)
         except Moved as e:
             note(f'{e}; a full step is archived instead')
             self.files = None
@@ -250,17 +292,24 @@ class Archiver:
         except OSError:
             return None
 
-    def give(self, step):
-        """Rank 0 archives this step."""
-        entry = self.newest()
-        if self.log and entry and step == entry.last + 1 and state_of(self.root).lineage == self.lineage:
-            try:
-                return self.logged(step)
-            except Gone:
-                pass
-        kept = self.newest_kept(lambda number: number == step)
-        if kept:
-            return self.full(kept)
+    def give(self, wanted):
+        """Rank 0 archives this step. One to which this rank has yet to come is waited for."""
+        step, entry = wanted.step, self.newest()
+        if not wanted.full:
+            if self.log and entry and step == entry.last + 1 and state_of(self.root).lineage == self.lineage:
+                try:
+                    return self.logged(step)
+                except Gone:
+                    pass
+        else:
+            kept = self.newest_kept(lambda number: number == step)
+            if kept:
+                return self.full(kept)
+            present = self.number()
+            if present == step and self.full_present():
+                return True
+            if present <= step:
+                return False
         self.writer.decline(step)
         return False
 

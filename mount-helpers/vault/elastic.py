@@ -16,7 +16,7 @@ from entry import FILE, PREFIX, Entry, os_text
 from kept import Kept, names_of
 from manifest import Digest, End, State
 from objects import Failure
-from places import BLOCK_BYTES, Place, parse_places
+from places import BLOCK_BYTES, Place, parse_places, pick_places
 from restore import make
 from store import printable, size_text
 import heads
@@ -76,6 +76,7 @@ class Shard:
         self.names = next((q for q in numbers if q != lost), 0) if self.former is None else self.former
         self.bytes = self.least = self.entries = 0
         self.owners = functools.lru_cache(maxsize=4)(self.find_owners)
+        self.needed = functools.lru_cache(maxsize=4)(self.find_needed)
 
     def renumber(self, q):
         return shards.renumber(self.after, len(self.after) - 1, q) if self.changes else q
@@ -109,18 +110,27 @@ class Shard:
             raise Failure(f'{os_text(path)}: its state {os_text(s.name)} has no element for each of the parameter\'s')
         return Content((path, s.name), s.size, file.blocks, s.size // file.size)
 
-    def part(self, rank, items):
-        """The places of blocks that this former rank has for the present one: {(path, state): Blocks}."""
-        found = {}
-        for item, content in self.contents(items):
-            if content and isinstance(item, (Entry, State)):
-                before, now = self.owners(content.blocks)
-                found[content.of] = Blocks(content.size)
-            elif content and isinstance(item, Place):
-                b = item.index // max(content.width, 1)
-                if not content.width or before[b] == rank and now[b] == self.rank:
-                    found[content.of].add(item)
+    def part(self, rank, manifest):
+        """The places of blocks that this former rank has for the present one: {(path, state): Blocks}. They are few of those in
+        its manifest, an OfManifest, and the others are not even looked at."""
+        found, needed = {}, b''
+
+        def pick(payload):
+            return pick_places(payload, needed) if needed else b''
+        for item, content in self.contents(manifest.items(pick)):
+            if isinstance(item, Place):
+                found[content.of].add(item)
+            elif isinstance(item, (Entry, State)):
+                needed = b''
+                if content:
+                    found[content.of] = Blocks(content.size)
+                    needed = self.needed(rank, content.blocks, content.width) if content.width else b'\1'
         return found
+
+    def find_needed(self, rank, blocks, width):
+        """A byte for each block of a file or state, or nothing where no block is needed."""
+        bits = [owner == (rank, self.rank) for owner in zip(*self.owners(blocks))]
+        return bytes(b for b in bits for _ in range(width)) if any(bits) else b''
 
     def items(self, names, parts):
         """The step of the rank. names: the items of the manifest that says what there is; parts: {former rank: part()} of
@@ -217,12 +227,12 @@ def from_chain(path, engine, vault, job, chain, shard, lost=None, base_root=None
         steps.check()
 
     def manifest(q):
-        return OfManifest(engine, vault.uuid, job, found.step, found.epoch, found.summaries[q]).items()
+        return OfManifest(engine, vault.uuid, job, found.step, found.epoch, found.summaries[q])
 
     def fill(making):
         parts = {s.rank: of.part(s.rank, manifest(s.rank)) for s in found.summaries if s.rank != of.names}
         kept, its = find_base(base_root, engine, vault, job) if base_root else (None, None)
-        items = of.items(manifest(of.names), parts)
+        items = of.items(manifest(of.names).items(), parts)
         if kept:
             items = shared(items, Archived(its.items()))
         making.begin(found.summaries[of.names].bytes, kept, base_root)

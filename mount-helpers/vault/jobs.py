@@ -16,6 +16,7 @@ from sums import sum128
 
 WINDOW_BYTES = 4096     # read at once of a manifest whose summary is wanted
 READY = 0xffff          # in place of a piece's number: the rank has looked at its segments
+CALLED = 0xfffe         # rank 0 archives this step, and the others shall
 
 
 class Gone(Damage):

@@ -84,6 +84,13 @@ class Kept:
             raise Failure(f'{root}: {name} has no number of a step')
         self.step = int(text)
 
+    def is_there(self):
+        """False: it expired, or was forgotten, as after a rollback; a later step may have its name."""
+        try:
+            return os.path.samestat(os.stat(f'{self.root}/.hitrain/snap/{self.name}'), os.fstat(self.folder.fd))
+        except OSError:
+            return False
+
     def word(self, word):
         """The value of user.hitrain.WORD, or None."""
         try:

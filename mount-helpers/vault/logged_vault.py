@@ -97,9 +97,9 @@ class Packer:
         self.pool.shutdown(cancel_futures=True)
 
 
-def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=None):
+def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=None, still=lambda: True):
     """A logged step becomes one of the job: True if the job lists it. log: logged.Logged. items: its Numbers and Pieces.
-    files: a function that gives a changes.Spool, or None. base: (step, epoch) of the newest step of the job.
+    files: a function that gives a changes.Spool, or None. base: (step, epoch) of the newest step of the job. still: of Writer.commit.
     """
     packer = Packer(put, vault.uuid, owner, rate)
     try:
@@ -115,7 +115,7 @@ def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=No
     new = sum(s.bytes() for s in packer.segments)
     summary = heads.Summary(heads.LOGGED, writer.rank, writer.ranks, 1, end.bytes, new, end.sum, heads.NOTHING, log.lineage, base,
                             time.time_ns(), writer.store, writer.host, '', shards)
-    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own, base)
+    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own, still, base)
 
 
 class Fetch:

@@ -57,6 +57,17 @@ def parse_places(data):
         yield p
 
 
+def pick_places(data, is_needed):
+    """The packed places of blocks for which the table of bytes is_needed has a 1, as bytes. Those of one record."""
+    if len(data) % PLACE_BYTES:
+        raise Damage('a record of places has an impossible size')
+    try:
+        indices = memoryview(data).cast('I')[::PLACE_BYTES // 4].tolist()
+        return b''.join([data[at * PLACE_BYTES:(at + 1) * PLACE_BYTES] for at, i in enumerate(indices) if is_needed[i]])
+    except IndexError:
+        raise Damage('a block lies beyond the end') from None
+
+
 # ---- segments ----
 
 class Segment:

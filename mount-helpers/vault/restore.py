@@ -178,34 +178,39 @@ def find_base(path, root, base):
 
 def local_base(root, others):
     """(kept step, its manifest) of the newest archived step that root keeps, too, or (None, None). others: yields
-    (step, digest, function that gives its OfManifest), the newest first.
+    (step, function that gives its OfManifest), the newest first.
     """
     if not root:
         return None, None
     there = {Kept(root, name).step for name in names_of(root)}
-    for step, digest, manifest in others:
-        kept = find_kept(root, step, digest) if step in there else None
+    for step, manifest in others:
+        of = manifest() if step in there else None
+        kept = of and find_kept(root, step, of.summary.digest)
         if kept:
-            return kept, manifest()
+            return kept, of
     return None, None
 
 
-def from_chain(path, engine, vault, job, chain, base_root=None):
-    """Restored. chain: that of jobs.chain_of, of a job of one rank."""
+def manifests(engine, vault, job, rank, ranks):
+    """Yields (step, function that gives the OfManifest of this rank) of the job's full steps of so many ranks, the newest first."""
+    def of(e):
+        step = jobs.read_step_object(engine, vault, job, e.step, e.epoch, e.sum)
+        return archived.OfManifest(engine, vault.uuid, job, e.step, e.epoch, step.summaries[rank])
+    for e in reversed(jobs.highest(engine, vault, job).entries):
+        if e.kind == heads.FULL and e.ranks == ranks:
+            yield e.step, lambda e=e: of(e)
+
+
+def from_chain(path, engine, vault, job, chain, base_root=None, rank=(0, 1)):
+    """Restored: all that this rank archived. chain: that of jobs.chain_of."""
     found, *logged = chain
-    if len(found.summaries) != 1:
-        raise Failure(f'{job}: step {found.step} has {len(found.summaries)} ranks: --shard=rofR says whose part is restored')
-
-    def manifest(at, epoch, summary):
-        return archived.OfManifest(engine, vault.uuid, job, at, epoch, summary)
-
-    def others():
-        for e in reversed(jobs.highest(engine, vault, job).entries):
-            if e.kind == heads.FULL and e.ranks == 1:
-                yield e.step, e.digest, lambda e=e: manifest(e.step, e.epoch, jobs.read_step_object(
-                    engine, vault, job, e.step, e.epoch, e.sum).summaries[0])
-    steps = logged and importlib.import_module('apply').Steps(engine, vault, job, logged)
-    done = from_manifest(path, manifest(found.step, found.epoch, found.summaries[0]), found.step, base_root, others(), steps)
+    ranks = len(found.summaries)
+    if ranks != rank[1]:
+        raise Failure(f'{job}: step {found.step} has {ranks} ranks: --shard=rofR makes the model of a rank of another number, and '
+                      f'--rank=rof{ranks} restores what one of these had')
+    manifest = archived.OfManifest(engine, vault.uuid, job, found.step, found.epoch, found.summaries[rank[0]])
+    steps = logged and importlib.import_module('apply').Steps(engine, vault, job, logged, rank[0])
+    done = from_manifest(path, manifest, found.step, base_root, manifests(engine, vault, job, *rank), steps)
     if not logged:
         return done
     return Restored(logged[-1].step, done.end, Base(found.step, done.end.digest), done.fetched + steps.fetch.fetched)

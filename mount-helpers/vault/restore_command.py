@@ -20,8 +20,8 @@ def run(given):
         raise words.Usage('--shard is for a step in a vault, without --follow')
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)
-    if o['rank']:
-        raise words.Usage('--rank is for --follow, of a vault')
+    if o['rank'] and (url == '-' or o['shard']):
+        raise words.Usage('--rank is for a vault, and without --shard')
     if url == '-':
         if os.isatty(0):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
@@ -29,7 +29,7 @@ def run(given):
         return
     if o['shard']:
         return shard_from_vault(url, path, o)
-    report(path, from_vault(url, path, o['base']), o['json'], sys.stdout)
+    report(path, from_vault(url, path, o['base'], o['rank'] or (0, 1)), o['json'], sys.stdout)
 
 
 def shard_from_vault(url, path, o):
@@ -42,9 +42,9 @@ def shard_from_vault(url, path, o):
     elastic.report(path, done, o['json'], sys.stdout)
 
 
-def from_vault(url, path, base):
+def from_vault(url, path, base, rank):
     """Restored. To a logged step lead the full one before it and the logged ones between."""
     place, job, step = engine.split_job(url)
     with engine.open(place) as e:
         vault = jobs.open_vault(e)
-        return from_chain(path, e, vault, job, jobs.chain_of(e, vault, job, step), base)
+        return from_chain(path, e, vault, job, jobs.chain_of(e, vault, job, step), base, rank)

@@ -13,7 +13,7 @@ import time
 from apply import Begin, Copy
 from errors import EngineError, NoProgram
 from objects import Damage, Failure
-from restore import from_manifest
+from restore import from_manifest, manifests
 from say import note
 import archived
 import engine
@@ -105,13 +105,9 @@ class Standby:
         if not entry:
             raise Failure(f'{self.job} has no full step of {self.ranks} ranks')
 
-        def of(e):
-            step = jobs.read_step_object(self.engine, self.vault, self.job, e.step, e.epoch, e.sum)
-            summary = step.summaries[self.rank]
-            return archived.OfManifest(self.engine, self.vault.uuid, self.job, e.step, e.epoch, summary)
-        others = ((e.step, e.digest, lambda e=e: of(e)) for e in reversed(head.entries)
-                  if e.kind == heads.FULL and e.ranks == 1 == self.ranks) if base_root else ()
-        manifest = of(entry)
+        step = jobs.read_step_object(self.engine, self.vault, self.job, entry.step, entry.epoch, entry.sum)
+        manifest = archived.OfManifest(self.engine, self.vault.uuid, self.job, entry.step, entry.epoch, step.summaries[self.rank])
+        others = manifests(self.engine, self.vault, self.job, self.rank, self.ranks) if base_root else ()
         from_manifest(path, manifest, entry.step, base_root, others, Begin)
         self.say(entry.step, head.entries[-1].last)
 

@@ -82,10 +82,12 @@ def find(url):
 
 
 def do_list(given):
-    (url,), o = words.parse(given, 1, 1, 'the URL of a vault or a job', json=None)
-    engine, vault, job, _ = find(url)
+    (url,), o = words.parse(given, 1, 1, 'the URL of a vault, a job or a step', json=None)
+    engine, vault, job, step = find(url)
     with engine:
-        if job:
+        if step is not None:
+            list_ranks(engine, vault, job, step, o)
+        elif job:
             list_steps(engine, vault, job, o)
         else:
             list_jobs(engine, vault, o)
@@ -118,6 +120,18 @@ def list_steps(engine, vault, job, o):
                 'time_ns': e.time, 'digest': e.digest.hex()},
             f'{number:>12} {e.ranks:5}  {KINDS[e.kind]:6} {size_text(e.bytes):>10} {size_text(e.new):>10}  {time_text(e.time)}  '
             f'{e.digest.hex()[:HEX_SHOWN]}...')
+
+
+def list_ranks(engine, vault, job, step, o):
+    """What each rank has of a step."""
+    found = jobs.read_step(engine, vault, job, step)[1]
+    if not o['json']:
+        print(f'{"rank":>5}  {"kind":6} {"bytes":>10} {"new":>10}  {"time":19}  {"host":16}  digest')
+    for s in found.summaries:
+        say(o, {'step': step, 'epoch': found.epoch, 'rank': s.rank, 'ranks': s.ranks, 'kind': KINDS[s.kind], 'bytes': s.bytes,
+                'new': s.new, 'time_ns': s.time, 'host': s.host, 'lineage': s.lineage, 'digest': s.digest.hex()},
+            f'{s.rank:5}  {KINDS[s.kind]:6} {size_text(s.bytes):>10} {size_text(s.new):>10}  {time_text(s.time)}  {s.host:16}  '
+            f'{s.digest.hex()[:HEX_SHOWN]}...')
 
 
 def time_text(ns):

@@ -5,6 +5,9 @@
         ^         old: Restart          |                                                    |            old: forgotten, Restart
         '--another epoch of this job----'--another job, another number of ranks: Fenced------'
 
+Rank 0 calls a full step before it reads it, and the other ranks archive what it calls: so all archive one step, however their
+stores differ. `still` says before a rank commits itself that its store has not left the history of which it tells.
+
 Epochs: rank 0 opens one when it starts. The other ranks take the epoch of the head they see. Who finds a key of its own with
 other bytes opens the next one in the name of rank 0, and all put their manifests again.
 """
@@ -15,7 +18,7 @@ import jobs
 import objects
 from errors import Missing
 from heads import FULL, LOGGED, NONE, NOTHING, Summary
-from jobs import READY, find, highest, next_of, put_head
+from jobs import CALLED, READY, find, highest, next_of, put_head
 from objects import Failure
 
 EPOCHS_OF_STEP_MAX = 4      # more in one step: two archivers of one rank work against each other
@@ -30,11 +33,11 @@ class Restart(Failure):
 
 
 class Wanted(Exception):
-    """Rank 0 archives another step: give that one, or decline it."""
+    """Rank 0 archives another step: give that one, or decline it. full: it called it, so it is not logged."""
 
-    def __init__(self, step):
+    def __init__(self, step, full):
         super().__init__(step)
-        self.step = step
+        self.step, self.full = step, full
 
 
 class Writer:
@@ -135,21 +138,43 @@ class Writer:
         found = jobs.read_step_object(self.engine, self.vault, self.job, step, entry.epoch, entry.sum)
         return found.summaries[self.rank].digest == digest
 
-    def commit(self, step, build, segments=(), after=None):
+    def call(self, step, anew=False):
+        """Of rank 0: the other ranks learn which full step comes. In one epoch a step is called once: what a rank has put for an
+        earlier call may be of a history that the job has left. anew: so may be what ranks have put for logged steps."""
+        anew = anew or step in self.answered        # as a logged one
+        while self.ranks > 1:
+            if anew:
+                self._open_epoch(self.opener)
+            if self.engine.put_new(objects.key_manifest(self.job, step, self.epoch, 0, CALLED),
+                                   objects.pack_object(objects.MANIFEST, self.vault.uuid, step, self.epoch, [])):
+                return
+            anew = True
+
+    def called(self, oldest):
+        """Of the other ranks: Wanted, the step that rank 0 archives and for which this one has put nothing, or None. oldest: a
+        step that this rank has, and none before it."""
+        head = self._look()
+        self._is_in_epoch(head)
+        return self._begun(min(oldest, head.entries[-1].last) if head.entries else 0)
+
+    def commit(self, step, build, segments=(), still=lambda: True, after=None):
         """True: the head lists the step. False: the job has gone on without it.
 
-        build(epoch) gives the pieces of the manifest, bytes each; segments are the (lease, n) that this archiver has put for it;
-        after: (step, epoch) before a logged one. Fenced, Restart, Wanted, or another Failure.
+        build(epoch) gives the pieces of the manifest, bytes each; segments are the (lease, n) that this archiver has put for it.
+        still(): the store has this step yet, and has not gone back to an earlier one; after: (step, epoch) before a logged one.
+        Fenced, Restart, Wanted, or another Failure.
         """
         before = self._look().entries
         for _ in range(EPOCHS_OF_STEP_MAX):
             self._is_in_epoch(self._look())
+            if not still():     # after the look: what others put in this epoch is of no later history
+                return False
             if not self._put_manifest(step, build(self.epoch)):
                 self._open_epoch(self.opener)
                 continue
             self._need_young_segments(step, segments)
             self._put_ready(step)
-            done = self._lead(step, after) if self.rank == 0 else self._follow(step, before, after)
+            done = self._lead(step, still, after) if self.rank == 0 else self._follow(step, before, after)
             if done is not None:
                 return done
         raise Fenced(f'{self.job}: step {step} began {EPOCHS_OF_STEP_MAX} epochs: do two archivers of one rank run?')
@@ -249,7 +274,7 @@ class Writer:
 
     # -- rank 0 --
 
-    def _lead(self, step, after):
+    def _lead(self, step, still, after):
         summaries = {}
         while True:
             if not self._is_in_epoch(self._look()):
@@ -259,7 +284,8 @@ class Writer:
                 return self._need_to_stay(step, self._will_stay(entry, step))
             self._need_newest(step, after)
             self._read_summaries(step, self._young_ages(step), summaries)
-            if any(s.kind == NONE for s in summaries.values()):
+            kinds = {s.kind for s in summaries.values()}
+            if NONE in kinds or len(kinds) > 1 or not still():
                 return False
             # A rank that has another kind of this step has an older head. It sees that, and opens another epoch for what is due.
             missing = next((r for r in range(self.ranks) if r not in summaries or not jobs.is_alike(summaries[r], summaries[0])), None)
@@ -415,8 +441,8 @@ class Writer:
             if newer:
                 self._need_own_steps(newer[-1])
                 return False
-            if 0 not in self._young_ages(step):
-                self._need_step_of_rank_0()
+            self._young_ages(step)
+            self._need_step_of_rank_0()
             self.pause(f'step {step} of {self.job} waits for rank 0')
 
     def _need_own_steps(self, entry):
@@ -431,8 +457,20 @@ class Writer:
     def _need_step_of_rank_0(self):
         """Wanted if rank 0 waits for this rank with another step. After a rollback that may be any step; they are few."""
         newest = self.head.entries[-1].last if self.head.entries else 0
-        after = objects.key_manifest(self.job, newest, self.epoch, 0) if newest < max(self.answered) else ''
-        begun = [(age, at) for (at, epoch, rank, piece), age in jobs.list_manifests(self.engine, self.job, after=after)
-                 if (epoch, rank, piece) == (self.epoch, 0, 0)]
-        if begun and min(begun)[1] not in self.answered:
-            raise Wanted(min(begun)[1])
+        wanted = self._begun(newest if newest < max(self.answered) else 0)
+        if wanted:
+            raise wanted
+
+    def _begun(self, first):
+        """Wanted, the last step from `first` on that rank 0 called or put in this epoch; None if this rank has answered, or the job
+        lists it. Of steps of one age it is one that is open: the clock of an engine may be coarse."""
+        begun = {}
+        for (step, epoch, rank, piece), age in jobs.list_manifests(self.engine, self.job, after=objects.key_manifest(self.job, first, 0, 0)):
+            if (epoch, rank) == (self.epoch, 0) and piece in (0, CALLED):
+                before = begun.get(step, (age, False))
+                begun[step] = min(age, before[0]), piece == CALLED or before[1]
+
+        def is_over(step):
+            return step in self.answered or find(self.head, step, self.epoch) is not None
+        step = min(begun, key=lambda at: (begun[at][0], is_over(at), -at), default=None)
+        return None if step is None or is_over(step) else Wanted(step, begun[step][1])

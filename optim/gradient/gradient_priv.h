@@ -7,7 +7,6 @@
 #include "optim/state/interval_set.h"
 
 struct ht_param;
-struct ht_quota_user;
 struct ht_range_own;
 struct ht_root;
 

@@ -6,6 +6,7 @@
 #include "optim/state/context.h"
 
 struct ht_param;
+
 struct ht_range;
 
 /* Has the parameter no objects for a step in two phases, or those of another shape? */

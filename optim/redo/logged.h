@@ -6,9 +6,9 @@
 #include "optim/rules/kernel.h"
 #include "optim/state/redo.h"
 
-struct ht_optim;
+struct ht_param_meta;
+struct ht_param_shape;
 struct ht_range;
-struct ht_root;
 
 /* ------------------------------------------------------------ redo_log.c */
 

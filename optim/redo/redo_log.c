@@ -12,7 +12,6 @@
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
-#include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/ortho.h"

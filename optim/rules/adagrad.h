@@ -30,7 +30,6 @@ static inline void adagrad_scalars(const struct ht_optim_config *c, uint64_t t, 
 
 static inline unsigned adagrad_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
 {
-    (void)c;
     out_kind[0] = HT_STATE_SUM;
     return 1;
 }

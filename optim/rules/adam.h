@@ -65,7 +65,6 @@ static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, str
 
 static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
 {
-    (void)c;
     out_kind[0] = HT_STATE_EXP_AVG;
     out_kind[1] = HT_STATE_EXP_AVG_SQ;
     return 2;

@@ -131,7 +131,6 @@ HT_LANES_FN ht_lanes unsigned_value(const uint8_t *code)
 
 HT_LANES_FN ht_ints linear_code(ht_lanes x, ht_lanes y)
 {
-    (void)x;
     return ints_round(y * lanes_set(127));
 }
 

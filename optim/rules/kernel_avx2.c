@@ -97,12 +97,6 @@ static uint64_t stir_avx2(const struct ht_scalars *s, float *m, const void *g, u
         ht_kernels_scalar.stir(s, m + done, tail, dtype, u + done, n - done);
 }
 
-static void matmul_avx2(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
-                        size_t inner, float *panel)
-{
-    matmul_all(c, a, a_wide, b, columns, rows, inner, panel);
-}
-
 #define ROW(number, rule, states) [number] = rule##_avx2,
 const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .add = add_avx2,
@@ -110,7 +104,7 @@ const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .join = join_avx2,
                                            .part = part_avx2,
                                            .stir = stir_avx2,
-                                           .matmul = matmul_avx2,
+                                           .matmul = matmul_all,
                                            .fn = {HT_KERNELS(ROW)}};
 
 HT_CODECS(avx2)

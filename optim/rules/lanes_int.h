@@ -2,7 +2,8 @@
 /*
  * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
  * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do
- * not use them.
+ * not use them. What the compiler does alike with one integer and with several is written once, and so is what both
+ * instruction sets have under the same name: LANES(name).
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H
@@ -14,9 +15,12 @@
 #include "tiering/base/base.h"
 
 #define HT_LANES_FN static inline __attribute__((always_inline, unused))
+#define LANES(name) _mm512_##name
 
 typedef __m512 ht_lanes;
+typedef __m512i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(64)));
+typedef uint32_t ht_uints __attribute__((vector_size(64)));
 enum { HT_LANES = 16 };
 
 HT_LANES_FN ht_lanes lanes_set(float x)
@@ -39,84 +43,9 @@ HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
     _mm512_storeu_ps(p, x);
 }
 
-HT_LANES_FN ht_ints ints_set(int32_t x)
-{
-    return (ht_ints)_mm512_set1_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_ascending(int32_t first)
-{
-    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-}
-
-HT_LANES_FN ht_ints ints_of(ht_lanes x)
-{
-    return (ht_ints)_mm512_castps_si512(x);
-}
-
-HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
-{
-    return _mm512_castsi512_ps((__m512i)x);
-}
-
-HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
-{
-    return (ht_ints)_mm512_srli_epi32((__m512i)x, (unsigned)bits);
-}
-
-HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
-{
-    return (ht_ints)_mm512_slli_epi32((__m512i)x, (unsigned)bits);
-}
-
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)_mm512_add_epi32((__m512i)x, (__m512i)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)_mm512_mullo_epi32((__m512i)x, (__m512i)by);
-}
-
-HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
-{
-    return (ht_ints)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi32(by));
-}
-
-HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm512_min_epi32((__m512i)a, (__m512i)b);
-}
-
-HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm512_max_epi32((__m512i)a, (__m512i)b);
-}
-
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm512_movm_epi32(_mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b));
-}
-
 HT_LANES_FN bool ints_any(ht_ints x)
 {
     return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
-}
-
-HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
-{
-    return _mm512_cvtepi32_ps((__m512i)x);
-}
-
-HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
-{
-    return (ht_ints)_mm512_cvttps_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_round(ht_lanes x)
-{
-    return (ht_ints)_mm512_cvtps_epi32(x);
 }
 
 /* Four bits count; a table has its eight values twice. */
@@ -152,86 +81,15 @@ HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
 
 #include "optim/rules/lanes.h"
 
+#define LANES(name) _mm256_##name
+
+typedef __m256i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(32)));
-
-HT_LANES_FN ht_ints ints_set(int32_t x)
-{
-    return (ht_ints)_mm256_set1_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_ascending(int32_t first)
-{
-    return ints_set(first) + (ht_ints){0, 1, 2, 3, 4, 5, 6, 7};
-}
-
-HT_LANES_FN ht_ints ints_of(ht_lanes x)
-{
-    return (ht_ints)lanes_bits(x);
-}
-
-HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
-{
-    return lanes_of_bits((__m256i)x);
-}
-
-HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
-{
-    return (ht_ints)_mm256_srli_epi32((__m256i)x, bits);
-}
-
-HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
-{
-    return (ht_ints)_mm256_slli_epi32((__m256i)x, bits);
-}
-
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)_mm256_add_epi32((__m256i)x, (__m256i)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)_mm256_mullo_epi32((__m256i)x, (__m256i)by);
-}
-
-HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
-{
-    return (ht_ints)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi32(by));
-}
-
-HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_min_epi32((__m256i)a, (__m256i)b);
-}
-
-HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_max_epi32((__m256i)a, (__m256i)b);
-}
-
-HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
-{
-    return (ht_ints)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-}
+typedef uint32_t ht_uints __attribute__((vector_size(32)));
 
 HT_LANES_FN bool ints_any(ht_ints x)
 {
     return !_mm256_testz_si256((__m256i)x, (__m256i)x);
-}
-
-HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
-{
-    return _mm256_cvtepi32_ps((__m256i)x);
-}
-
-HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
-{
-    return (ht_ints)_mm256_cvttps_epi32(x);
-}
-
-HT_LANES_FN ht_ints ints_round(ht_lanes x)
-{
-    return (ht_ints)_mm256_cvtps_epi32(x);
 }
 
 HT_LANES_FN ht_lanes lanes_pick(const float table[16], ht_ints index)
@@ -271,53 +129,7 @@ HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
 #include "optim/rules/lanes.h"
 
 typedef int32_t ht_ints;
-
-HT_LANES_FN ht_ints ints_set(int32_t x)
-{
-    return x;
-}
-
-HT_LANES_FN ht_ints ints_ascending(int32_t first)
-{
-    return first;
-}
-
-HT_LANES_FN ht_ints ints_of(ht_lanes x)
-{
-    ht_ints bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-
-HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
-{
-    ht_lanes f;
-
-    memcpy(&f, &x, sizeof(f));
-    return f;
-}
-
-HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
-{
-    return (ht_ints)((uint32_t)x >> bits);
-}
-
-HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
-{
-    return (ht_ints)((uint32_t)x << bits);
-}
-
-/* The lowest 32 bits of a sum, of a product. */
-HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
-{
-    return (ht_ints)((uint32_t)x + (uint32_t)y);
-}
-
-HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
-{
-    return (ht_ints)((uint32_t)x * (uint32_t)by);
-}
+typedef uint32_t ht_uints;
 
 HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
 {
@@ -397,4 +209,96 @@ HT_LANES_FN void ints_store_halves(void *p, ht_ints x)
 }
 
 #endif
+
+#ifdef LANES
+
+HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
+{
+    return (ht_ints)LANES(madd_epi16)((ht_bits)x, LANES(set1_epi32)(by));
+}
+
+HT_LANES_FN ht_ints ints_min(ht_ints a, ht_ints b)
+{
+    return (ht_ints)LANES(min_epi32)((ht_bits)a, (ht_bits)b);
+}
+
+HT_LANES_FN ht_ints ints_max(ht_ints a, ht_ints b)
+{
+    return (ht_ints)LANES(max_epi32)((ht_bits)a, (ht_bits)b);
+}
+
+HT_LANES_FN ht_ints ints_above(ht_ints a, ht_ints b)
+{
+    return a > b;
+}
+
+HT_LANES_FN ht_lanes lanes_of_numbers(ht_ints x)
+{
+    return LANES(cvtepi32_ps)((ht_bits)x);
+}
+
+HT_LANES_FN ht_ints ints_trunc(ht_lanes x)
+{
+    return (ht_ints)LANES(cvttps_epi32)(x);
+}
+
+HT_LANES_FN ht_ints ints_round(ht_lanes x)
+{
+    return (ht_ints)LANES(cvtps_epi32)(x);
+}
+
+#endif
+
+HT_LANES_FN ht_ints ints_set(int32_t x)
+{
+    return (ht_ints){0} + x;
+}
+
+/* first, and in each lane one more than in the lane before. */
+HT_LANES_FN ht_ints ints_ascending(int32_t first)
+{
+    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    ht_ints numbers;
+
+    memcpy(&numbers, lane, sizeof(numbers));
+    return numbers + first;
+}
+
+HT_LANES_FN ht_ints ints_of(ht_lanes x)
+{
+    ht_ints bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+HT_LANES_FN ht_lanes lanes_of_ints(ht_ints x)
+{
+    ht_lanes f;
+
+    memcpy(&f, &x, sizeof(f));
+    return f;
+}
+
+HT_LANES_FN ht_ints ints_right(ht_ints x, int bits)
+{
+    return (ht_ints)((ht_uints)x >> bits);
+}
+
+HT_LANES_FN ht_ints ints_left(ht_ints x, int bits)
+{
+    return (ht_ints)((ht_uints)x << bits);
+}
+
+/* The lowest 32 bits of a sum, of a product. */
+HT_LANES_FN ht_ints ints_plus(ht_ints x, ht_ints y)
+{
+    return (ht_ints)((ht_uints)x + (ht_uints)y);
+}
+
+HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
+{
+    return (ht_ints)((ht_uints)x * (ht_uints)by);
+}
+
 #endif

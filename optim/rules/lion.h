@@ -23,7 +23,6 @@ HT_LANES_FN void lion_step(struct ht_element *x, const struct ht_scalars *s)
 
 static inline void lion_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
 {
-    (void)t;
     out->kernel = HT_KERNEL_LION;
     out->lion.decay = (float)(1.0 - c->lr * c->weight_decay);
     out->lion.beta1 = (float)c->beta1;
@@ -35,7 +34,6 @@ static inline void lion_scalars(const struct ht_optim_config *c, uint64_t t, str
 
 static inline unsigned lion_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
 {
-    (void)c;
     out_kind[0] = HT_STATE_EXP_AVG;
     return 1;
 }

@@ -47,7 +47,6 @@ static inline double muon_ratio(const struct ht_optim_config *c)
 
 static inline void muon_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
 {
-    (void)t;
     out->kernel = HT_KERNEL_MUON;
     out->muon.decay = (float)(1.0 - c->lr * c->weight_decay);
     out->muon.minus_step_size = (float)-(c->lr * muon_ratio(c));
@@ -58,7 +57,6 @@ static inline void muon_scalars(const struct ht_optim_config *c, uint64_t t, str
 
 static inline unsigned muon_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
 {
-    (void)c;
     out_kind[0] = HT_STATE_MOMENTUM_BUFFER;
     return 1;
 }

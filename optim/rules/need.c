@@ -25,8 +25,8 @@ static uint64_t content_bytes(uint8_t dtype, const struct ht_optim_config *c)
     uint8_t kind[HT_KERNEL_STATES_MAX];
     /* With 8 bits, a scale of 4 bytes for 256 elements. */
     uint64_t state = c->state_bits == 8 ? 16 + 1 : 2ull * c->state_bits;
-    /* Muon: with what is orthogonalised, and the result, of two bytes each. */
-    uint64_t states = state * (ht_rule_of(c->rule)->states(c, kind) + (c->rule == HT_RULE_MUON));
+    /* Muon has the state of adamw where it is not for matrices: which is which is not known here. */
+    uint64_t states = state * (c->rule == HT_RULE_MUON ? 2 : ht_rule_of(c->rule)->states(c, kind));
     uint64_t own = dtype == HT_DTYPE_F32 ? 4 : 2;
     uint64_t master = dtype == HT_DTYPE_F32 ? 0 : dtype == HT_DTYPE_BF16 ? 2 : 4;
     uint64_t facts = dtype == HT_DTYPE_BF16 ? 16ull * MASTER_FACTS / MASTER_RANGE * 2 : 0;
@@ -45,7 +45,9 @@ uint64_t ht_need_bytes(const struct ht_need *n, const struct ht_optim_config *c)
     /* The oldest kept step goes when a newer one is there, and its space is free a commit later. */
     uint64_t kept = c->retain ? c->retain + 2ull : 0;
     uint64_t times = 2 + kept; /* a mount computes logged steps again in the space of the next rewrite */
-    uint64_t sixteen = content_bytes(n->dtype, c) * times + 16 * gradient * gradients(c);
+    /* Muon: what is orthogonalised, and the result, of two bytes each; the result is logged. */
+    uint64_t between = c->rule == HT_RULE_MUON ? 2 + 2 * gradients(c) : 0;
+    uint64_t sixteen = content_bytes(n->dtype, c) * times + 16 * (gradient * gradients(c) + between);
     sum all = n->elements / 16 + 1;
 
     all *= sixteen;

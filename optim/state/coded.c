@@ -5,7 +5,6 @@
 
 #include "optim/state/coded.h"
 #include "optim/state/range.h"
-#include "optim/rules/rule.h"
 
 enum { WINDOW = 65536, SCALES = WINDOW / HT_FORM_BLOCK_DYNAMIC };
 static_assert(WINDOW % HT_FORM_WINDOW == 0, "windows have whole blocks");

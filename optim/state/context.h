@@ -50,8 +50,6 @@
 
 enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 
-struct ht_root;
-struct ht_param;
 struct ht_kernels;
 struct ht_codecs;
 

@@ -19,7 +19,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
 
 /* Up to it every whole number is a float. */
 #define STEP_MAX 0x1p24f

@@ -6,9 +6,6 @@
 #include "optim/state/param.h"
 
 struct ht_copy;
-struct ht_optim;
-struct ht_param;
-struct ht_root;
 
 /* Log bytes of a record, with its header; that of a parameter with as many states as there may be. */
 enum {

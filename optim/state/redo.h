@@ -27,15 +27,9 @@
 
 #include "tiering/api/tx.h"
 
-struct ht_layout;
-struct ht_obj;
 struct ht_optim;
 struct ht_param;
-struct ht_param_meta;
-struct ht_param_shape;
-struct ht_range;
 struct ht_root;
-struct ht_store;
 
 /* Logged steps of a root; and bytes in an object before the writer begins to write them to the device. */
 enum { HT_REDO_STEPS_MAX = 1024, HT_REDO_WRITE_BYTES = 4 << 20 };

@@ -8,9 +8,6 @@
 #include "optim/state/redo.h"
 #include "optim/state/context.h"
 
-struct ht_optim;
-struct ht_param;
-
 /* The client that alone may steer a root. */
 struct ht_claim {
     uint64_t id; /* 0: no client */

@@ -12,7 +12,6 @@
 #include "optim/rules/kernel.h"
 #include "optim/state/context.h"
 
-struct ht_optim_config;
 struct ht_optim_sections;
 struct ht_param;
 

@@ -19,7 +19,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
 
 uint64_t ht_opt_squares_bytes(const struct ht_param *p)
 {

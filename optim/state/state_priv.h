@@ -5,8 +5,6 @@
 
 #include "optim/state/param.h"
 
-struct ht_optim;
-
 /*
  * check.c. Takes out the problems that were found when the log had been read, and remembers them for fsck if the store
  * leaves out.

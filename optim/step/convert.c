@@ -14,7 +14,6 @@
 #include <stdlib.h>
 
 #include "tiering/base/fault.h"
-#include "optim/rules/rule.h"
 #include "optim/state/coded.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"

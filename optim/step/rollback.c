@@ -23,7 +23,6 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 
 /* A parameter of the kept step, with the file that is it in the model. */

@@ -5,7 +5,6 @@
 
 #include "optim/optim.h"
 
-struct ht_optim;
 struct ht_root;
 
 /* ---------------------------------------------------------------- norm.c */

@@ -119,12 +119,10 @@ static void use_hidden(struct ht_hidden_file *f, uint64_t off, const uint8_t *da
     ht_hidden_release(f);
 }
 
-static void call_hidden(struct ht_reader *in, unsigned which)
+static void open_hidden(unsigned which, uint64_t off, const uint8_t *data, size_t len)
 {
-    uint64_t held[DEPTH_MAX], off = (uint64_t)ht_get_u16(in) << (ht_get_u8(in) & 47);
+    uint64_t held[DEPTH_MAX];
     unsigned depth;
-    size_t len;
-    const uint8_t *data = fuzz_piece(in, &len);
     struct ht_hidden_file *f;
     uint64_t ino = hidden_inode(hidden[which % HT_ARRAY_SIZE(hidden)], held, &depth);
 
@@ -133,6 +131,28 @@ static void call_hidden(struct ht_reader *in, unsigned which)
     while (depth-- > 0)
         if (!ht_hidden_match(held[depth]))
             ht_ns_forget(k.ns, held[depth], 1);
+}
+
+static void call_hidden(struct ht_reader *in, unsigned which)
+{
+    uint64_t off = (uint64_t)ht_get_u16(in) << (ht_get_u8(in) & 47);
+    size_t len;
+    const uint8_t *data = fuzz_piece(in, &len);
+
+    open_hidden(which, off, data, len);
+}
+
+/* Of the open step, whose number no input can know: it is another one in each mount. */
+static void apply_ortho(void)
+{
+    char number[32], line[64];
+    ssize_t n = ht_attribute_get(k.ctl, plain_inode(1), "user.hitrain.step_open", number, sizeof(number) - 1);
+
+    if (n <= 0)
+        return;
+    number[n] = '\0';
+    int len = snprintf(line, sizeof(line), "apply ortho/w if=%s\n", number);
+    open_hidden(0, 0, (const uint8_t *)line, (size_t)len);
 }
 
 static void call_root(unsigned which)
@@ -155,6 +175,8 @@ static void run_calls(struct ht_reader *in)
             call_attribute(in, what % 8, which);
         else if (what % 8 < 7)
             call_hidden(in, which);
+        else if (what / 8 % 4 == 1)
+            apply_ortho();
         else
             call_root(which);
     }

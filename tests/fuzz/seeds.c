@@ -244,6 +244,59 @@ static void put_logged(const char *name, bool coded, uint8_t sections)
     ht_buf_free(&out);
 }
 
+/* ------------------------------------------------------- calls of clients */
+
+enum { SET_WORD = 0, USE_HIDDEN = 3, END_STEP = 7, APPLY_ORTHO = 15, W = 2, CTL = 0, GRAD_W = 1, UPDATE_W = 5, ORTHO_W = 6, ELEMENTS = 700 };
+
+static void put_piece(struct ht_buf *out, const void *data, size_t len)
+{
+    ht_buf_put_u16(out, (uint16_t)len);
+    ht_buf_put(out, data, len);
+}
+
+static void put_word(struct ht_buf *out, const char *name, const char *value)
+{
+    ht_buf_put_u8(out, SET_WORD);
+    ht_buf_put_u8(out, W);
+    put_piece(out, name, strlen(name));
+    put_piece(out, value, strlen(value));
+}
+
+static void put_hidden(struct ht_buf *out, uint8_t which, const void *data, size_t len)
+{
+    ht_buf_put_u8(out, USE_HIDDEN);
+    ht_buf_put_u8(out, which);
+    ht_buf_put_u16(out, 0);
+    ht_buf_put_u8(out, 0);
+    put_piece(out, data, len);
+}
+
+/* A whole step of w as a matrix of muon: fuzz_clients.c. nonfinite: of which the apply is refused. */
+static void put_two_phases(const char *name, bool nonfinite)
+{
+    static float gradient[ELEMENTS];
+    static uint16_t ortho[ELEMENTS];
+    struct ht_buf out = HT_BUF_INIT;
+
+    for (unsigned i = 0; i < ELEMENTS; i++) {
+        gradient[i] = (float)(i % 7) - 3;
+        ortho[i] = i % 11 ? 0x3c00 : 0xbd00;
+    }
+    ortho[ELEMENTS - 1] = nonfinite ? 0x7f80 : 0;
+    put_hidden(&out, CTL, "reset w\n", 8);
+    put_word(&out, "user.hitrain.shape", "70,10");
+    put_word(&out, "user.hitrain.optimizer", "muon lr=0.01 muon_split=30,20*2");
+    put_hidden(&out, GRAD_W, gradient, sizeof(gradient));
+    put_hidden(&out, UPDATE_W, NULL, 0);
+    put_hidden(&out, ORTHO_W, ortho, sizeof(ortho));
+    ht_buf_put_u8(&out, APPLY_ORTHO);
+    ht_buf_put_u8(&out, 0);
+    ht_buf_put_u8(&out, END_STEP);
+    ht_buf_put_u8(&out, 2);
+    put_seed("clients", name, out.data, out.len);
+    ht_buf_free(&out);
+}
+
 int main(int argc, char **argv)
 {
     struct harness k;
@@ -263,5 +316,7 @@ int main(int argc, char **argv)
     put_logged("plain", false, 0);
     put_logged("coded", true, 0);
     put_logged("sections", true, 2);
+    put_two_phases("muon", false);
+    put_two_phases("muon-nonfinite", true);
     return 0;
 }

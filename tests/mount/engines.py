@@ -93,6 +93,21 @@ def environment(name, pins):
     return cached(name, ' '.join(pins) + sys.version, make)
 
 
+def unpacked(name, packages):
+    """A folder with these Debian packages and those that they need. Nothing is installed, so nothing of them starts by itself."""
+    def make(folder):
+        listed = subprocess.run(['apt-get', 'install', '--simulate', '-qq', '--no-install-recommends', *packages],
+                                capture_output=True, text=True, check=True, timeout=INSTALL_SECONDS_MAX).stdout
+        names = [line.split()[1] for line in listed.splitlines() if line.startswith('Inst ')]
+        debs = folder / 'debs'
+        debs.mkdir()
+        quiet('apt-get', '-o', 'APT::Sandbox::User=root', 'download', *names, cwd=debs)
+        for deb in debs.glob('*.deb'):
+            quiet('dpkg', '-x', deb, folder)
+        shutil.rmtree(debs)
+    return cached(name, ' '.join(packages), make)
+
+
 def pins(*of):
     return [l for l in PINS.read_text().splitlines() if l.startswith(of)]
 
@@ -191,22 +206,53 @@ def start_s3(tmp, make_store):
 
 # ---- ssh ----
 
+# sshd needs a user, and a folder for its part without rights. Both are there in a mount namespace of its own.
+SSHD = """set -e
+{ cat /etc/passwd; echo sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin; } >"$1/passwd"
+mount --bind "$1/passwd" /etc/passwd
+mount -t tmpfs tmpfs /run
+mkdir /run/sshd
+[ ! -d "$2/usr/lib/openssh" ] || [ ! -d /usr/lib/openssh ] || mount --bind "$2/usr/lib/openssh" /usr/lib/openssh
+exec "$3" -D -e -f "$1/config"
+"""
+
+
 class Ssh(Engine):
+    """An sshd of the test alone, on the loopback address: the machine's, or the one of a package that is not installed."""
+
     def __init__(self, tmp):
-        self.tmp, self.port = tmp, free_port()
-        (tmp / 'ssh').mkdir(mode=0o700)
+        self.tmp, self.port, folder, root = tmp, free_port(), tmp / 'ssh', pathlib.Path('/')
+        path = f'{os.environ["PATH"]}:/usr/sbin'
+        if not all(shutil.which(p, path=path) for p in ('sshd', 'ssh', 'ssh-keygen')):
+            root = unpacked('sshd', ['openssh-server'])
+            path += f':{root}/usr/sbin:{root}/usr/bin'
+            self.env = {'LD_LIBRARY_PATH': ':'.join(map(str, [*root.glob('usr/lib/*-linux-gnu'), *root.glob('lib/*-linux-gnu')]))}
+        folder.mkdir(mode=0o700)
+        self.env = {**self.env, 'PATH': path, 'HITRAIN_SSH': self.words('user')}
         for key in 'host', 'user', 'stranger':
-            quiet('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', tmp / 'ssh' / key)
-        folder, self.user = tmp / 'ssh', pwd.getpwuid(os.geteuid()).pw_name
+            quiet('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', folder / key, env={**os.environ, **self.env})
+        self.user = pwd.getpwuid(os.geteuid()).pw_name
+        # A session sees the stores that tests mount later.
+        enter = f'nsenter --mount=/proc/{os.getpid()}/ns/mnt' if os.geteuid() == 0 else 'exec'
         (folder / 'config').write_text(
             f'ListenAddress 127.0.0.1\nPort {self.port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\n'
             f'StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n'
-            f'PermitRootLogin prohibit-password\nAllowUsers {self.user}\nSetEnv PATH={BIN}:/usr/bin:/bin\n')
-        self.env = {'HITRAIN_SSH': self.words('user')}
+            f'PermitRootLogin prohibit-password\nAllowUsers {self.user}\nSetEnv PATH={BIN}:/usr/bin:/bin\n'
+            f'ForceCommand {enter} sh -c "$SSH_ORIGINAL_COMMAND"\n')
+        sshd = shutil.which('sshd', path=path)
+        words = ['unshare', '--mount', '--propagation', 'private', 'sh', '-c', SSHD, 'sshd', folder, root, sshd]
+        if os.geteuid():
+            words = [sshd, '-D', '-e', '-f', folder / 'config']
+        self.log = folder / 'log'
+        self.server = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=open(self.log, 'wb'), env={**os.environ, **self.env})
 
     def words(self, key):
         return (f'ssh -F none -i {self.tmp}/ssh/{key} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no '
                 '-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR')
+
+    def command(self):
+        """The words of a command that runs another one through ssh."""
+        return [*self.words('user').split(), '-o', 'BatchMode=yes', '-p', str(self.port), f'{self.user}@127.0.0.1']
 
     def url(self, name):
         return f'ssh://{self.user}@127.0.0.1:{self.port}{self.tmp}/{name}'
@@ -214,25 +260,16 @@ class Ssh(Engine):
 
 @contextlib.contextmanager
 def start_ssh(tmp, make_store):
-    sshd = shutil.which('sshd', path='/usr/sbin:/usr/local/sbin:/sbin')
-    if not (sshd and shutil.which('ssh-keygen')):
-        pytest.skip('there is no sshd: install openssh-server')
-    engine, separation = Ssh(tmp), '/run/sshd'
-    made = not os.path.exists(separation)
-    if made:
-        os.mkdir(separation, 0o755)
-    engine.server = subprocess.Popen([sshd, '-D', '-e', '-f', tmp / 'ssh/config'], stderr=open(tmp / 'ssh/log', 'wb'))
+    engine = Ssh(tmp)
     try:
         wait_for(lambda: engine.server.poll() is not None or answers(engine.port), 'sshd answers')
-        tried = subprocess.run([*engine.words('user').split(), '-p', str(engine.port), f'{engine.user}@127.0.0.1', 'true'],
-                               stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+        tried = subprocess.run([*engine.command(), 'true'], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX,
+                               env={**os.environ, **engine.env})
         if tried.returncode:
-            pytest.skip(f'sshd does not let {engine.user} in: {(tmp / "ssh/log").read_text()[-300:]}')
+            pytest.skip(f'sshd does not let {engine.user} in: {tried.stderr.strip()} {engine.log.read_text()[-300:]}')
         yield engine
     finally:
         end(engine.server)
-        if made:
-            os.rmdir(separation)
 
 
 # ---- Ceph ----
@@ -282,25 +319,13 @@ class Ceph(Engine):
     OSDS = 3
 
     def __init__(self, tmp):
-        self.tmp, root = tmp, cached('ceph', ' '.join(CEPH_PACKAGES), self._unpack)
+        self.tmp, root = tmp, unpacked('ceph', CEPH_PACKAGES)
         lib = f'{root}/usr/lib/x86_64-linux-gnu'
         self.conf = tmp / 'ceph.conf'
         self.env = {'LD_LIBRARY_PATH': f'{lib}:{lib}/ceph:{root}/lib/x86_64-linux-gnu', 'CEPH_CONF': str(self.conf),
                     'PATH': f'{root}/usr/bin:{os.environ["PATH"]}', 'PYTHONPATH': f'{root}/usr/lib/python3/dist-packages'}
         self.uuid = pathlib.Path('/proc/sys/kernel/random/uuid').read_text
         self.daemons, self.lib = {}, lib
-
-    @staticmethod
-    def _unpack(folder):
-        listed = subprocess.run(['apt-get', 'install', '--print-uris', '-qq', '--no-install-recommends', *CEPH_PACKAGES],
-                                capture_output=True, text=True, check=True, timeout=INSTALL_SECONDS_MAX).stdout
-        names = [line.split()[1].split('_')[0] for line in listed.splitlines() if line.startswith("'")]
-        debs = folder / 'debs'
-        debs.mkdir()
-        quiet('apt-get', '-o', 'APT::Sandbox::User=root', 'download', *names, cwd=debs)
-        for deb in debs.glob('*.deb'):
-            quiet('dpkg', '-x', deb, folder)
-        shutil.rmtree(debs)
 
     def call(self, *words, check=True):
         return subprocess.run([str(w) for w in words], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL,

@@ -4,14 +4,12 @@ import gc
 import json
 import os
 import random
-import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
+from conftest import MIB, ROOT, run, wait_for
 from test_roots import command, word
 from test_step_streams import ADAMW, content, digest, make_model, step
 from trees import blob, describe, make_carried_tree
@@ -150,20 +148,6 @@ def test_a_step_that_is_there_is_archived_again_without_harm(stores, vault):
     archive(root, '1', f'{vault}/job')
     assert stored(vault) == was
     restore(f'{vault}/job@1', b / 'model')
-
-
-def test_commands_of_the_page(stores, tmp_path):
-    """docs/vault.md"""
-    _, (a, b) = stores
-    step(make_model(a / 'model'), 10)
-    page = (ROOT / 'docs/vault.md').read_text()
-    script, = re.findall(r'^```sh\n(.*?)^```', page, re.M | re.S)
-    for name, place in ('a', a), ('b', b), ('v', tmp_path):
-        script = script.replace(f'/mnt/{name}/', f'{place}/')
-    done = subprocess.run(['bash', '-eu', '-c', script], env={**os.environ, 'PATH': f'{BIN}:{os.environ["PATH"]}'},
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0 and 'llama' not in os.listdir(tmp_path), done.stdout + done.stderr
-    assert content(b / 'model', 'w', 'deep/v') == content(a / 'model', 'w', 'deep/v')
 
 
 @pytest.mark.parametrize('url, why', [('nothing', 'no vault'), ('empty/job', 'no vault'), ('vault/..', 'expected URL/JOB'),

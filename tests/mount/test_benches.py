@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 import types
+from xml.etree import ElementTree
 
 import pytest
 from conftest import BIN, MIB, SECONDS_MAX, ROOT, run, wait_for
 
 sys.path.insert(0, str(ROOT / 'bench'))
 import common  # noqa: E402
+import converge  # noqa: E402
 import fit  # noqa: E402
 import reachable  # noqa: E402
 
@@ -172,3 +174,23 @@ def test_an_arrangement_that_fails_is_named_with_its_reason(capsys):
     assert 'read back is not known' in said and '1 of 2 runs skipped or failed: killed: too little' in said
     row, = (line for line in said.splitlines() if line.startswith('offload') and 'failed' not in line.split('bits')[0])
     assert row.split()[1:3] == ['2.00', '1.00'] and 'the reference failed: no reference' in row
+
+
+# -------------------------------------------------------------------- converge
+
+def test_few_bits_are_judged_by_the_spread_of_the_32_bit_seeds(tmp_path, monkeypatch, capsys):
+    """And runs of another setting do not count, nor a row of which a seed is missing."""
+    monkeypatch.setattr(converge, 'BUILD', tmp_path)
+    (tmp_path / 'bench').mkdir()
+    finals = {'adamw-torch': [2.5, 2.5], 'adamw-32': [2.0, 2.2], 'adamw-16': [2.0, 2.3], 'adamw-8': [2.0, 2.5], 'muon-32': [1.0, 1.0], 'muon-8': [3.0]}
+    rows = [{'spec': ('gpt', optimizer, seed, ''), 'setting': setting, 'final': loss + setting, 'curve': [(10, 4.0), (20, loss)]}
+            for setting in (0, 7) for optimizer, losses in finals.items() for seed, loss in enumerate(losses, 1)]
+    (tmp_path / 'bench/converge.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    bench = converge.Bench(types.SimpleNamespace(runs=2, steps=20), 0)
+    assert bench.table() == [('gpt', 'adamw-8')]
+    said = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if line.startswith('  gpt')}
+    assert [key for key, line in said.items() if 'within the spread' in line] == ['adamw-16'] and '+0.1500, ABOVE the spread' in said['adamw-8']
+    assert len(said) == len(finals) and 'spread' not in said['adamw-32'] + said['muon-8']
+    assert bench.curve('gpt', 'adamw-8') == [(10, 4.0), (20, 2.25)]
+    drawn = ElementTree.fromstring(bench.draw())
+    assert len(drawn.findall('{*}circle')) == len(rows) // 2

@@ -88,7 +88,8 @@ RUN_BY = {
     ('docs/pytorch.md', 'python'): (4, 'optim/test_torch_readme.py'),
     ('docs/operations.md', 'sh'): (3, 'mount/test_documents.py'),
     ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
-    ('docs/vault.md', 'sh'): (1, 'mount/test_archive.py'),
+    ('docs/vault.md', 'python'): (1, 'mount/test_vault_examples.py'),
+    ('docs/vault.md', 'sh'): (4, 'mount/test_vault_examples.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
@@ -96,6 +97,7 @@ RUN_BY = {
     ('docs/frameworks/deepspeed.md', 'sh'): (1, 'ecosystem/test_deepspeed.py'),
     ('docs/frameworks/fsdp.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/lightning.md', 'python'): (1, 'ecosystem/test_lightning.py'),
+    ('docs/frameworks/megatron.md', 'python'): (1, 'ecosystem/test_megatron.py'),
     ('docs/frameworks/peft.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/trainer.md', 'python'): (1, 'ecosystem/test_transformers.py'),
 }

@@ -57,17 +57,6 @@ def test_memmap_keeps_what_is_written_through_it(store, count):
     assert np.array_equal(np.memmap(path, 'f4', 'r'), data)
 
 
-def test_memmap_copy_on_write_changes_nothing(mnt):
-    path, data = mnt / 'array', numbers(ODD)
-    data.tofile(path)
-    private = np.memmap(path, 'f4', 'c')
-    private += 1
-    assert np.array_equal(private, data + 1)
-    private.flush()
-    del private
-    assert np.array_equal(np.fromfile(path, 'f4'), data)
-
-
 def test_memmap_grows_a_file_and_starts_anywhere(mnt):
     path = mnt / 'array'
     path.write_bytes(b'header')
@@ -79,35 +68,6 @@ def test_memmap_grows_a_file_and_starts_anywhere(mnt):
     data = path.read_bytes()
     assert data[:6] == b'header' and not any(data[6:offset])
     assert np.array_equal(np.frombuffer(data, '<i8', offset=offset), np.arange(7000))
-
-
-def test_mappings_and_descriptors_see_each_other(mnt):
-    """In one process and in two, before anything is flushed."""
-    path, data = mnt / 'array', numbers(ODD)
-    data.tofile(path)
-    first, second = np.memmap(path, 'f4', 'r+'), np.memmap(path, 'f4', 'r')
-    first[5] = 55
-    assert second[5] == 55
-    assert in_other_process("import numpy; print(numpy.memmap(sys.argv[1], 'f4', 'r')[5])", path) == '55.0'
-    with open(path, 'r+b', buffering=0) as f:
-        f.seek(4 * 5)
-        assert struct.unpack('f', f.read(4)) == (55,)
-        f.write(struct.pack('f', 66))
-    assert first[6] == second[6] == 66
-    in_other_process("import numpy; numpy.memmap(sys.argv[1], 'f4', 'r+')[7] = 77", path)
-    assert first[7] == second[7] == 77
-
-
-def test_flushed_mapping_survives_a_crash(store):
-    path, data = store.point / 'array', numbers(ODD)
-    made = np.memmap(path, 'f4', 'w+', shape=data.shape)
-    sync_folder(store.point)
-    made[:] = data
-    made.flush()  # msync(MS_SYNC)
-    store.kill()
-    del made
-    store.mount()
-    assert np.array_equal(np.fromfile(path, 'f4'), data)
 
 
 def test_tofile_save_and_savez(store):

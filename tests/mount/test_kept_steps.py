@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from calls import as_user
+from calls import EXCHANGE, as_user, rename
 from conftest import MIB, run
 from models import new_model
 from test_async_step import command
@@ -103,13 +103,23 @@ CHANGES = {
     'map': lambda d: os.open(d / 'w', os.O_RDWR),
     'truncate': lambda d: os.truncate(d / 'w', 0),
     'make': lambda d: (d / 'new').touch(),
+    'make without a name': lambda d: os.open(d, os.O_TMPFILE | os.O_RDWR),
     'mkdir': lambda d: (d / 'new').mkdir(),
+    'rmdir': lambda d: (d / 'layers').rmdir(),
+    'fifo': lambda d: os.mkfifo(d / 'new'),
+    'symlink': lambda d: os.symlink('w', d / 'new'),
+    'link': lambda d: os.link(d / 'w', d / 'layers' / 'new'),
+    'exchange': lambda d: rename(d / 'w', d / 'layers' / 'v', EXCHANGE),
     'remove': lambda d: (d / 'w').unlink(),
     'rename': lambda d: (d / 'w').rename(d / 'v'),
     'chmod': lambda d: (d / 'w').chmod(0o600),
+    'mode of the directory': lambda d: d.chmod(0o700),
+    'owner': lambda d: os.chown(d / 'w', 1, 1),
     'utime': lambda d: os.utime(d / 'w'),
     'setxattr': lambda d: os.setxattr(d / 'w', 'user.a', b'b'),
     'removexattr': lambda d: os.removexattr(d / 'w', 'user.hitrain.dtype'),
+    'dtype': lambda d: os.setxattr(d / 'w', 'user.hitrain.dtype', b'i32'),
+    'shape': lambda d: os.setxattr(d / 'w', 'user.hitrain.shape', b'%d' % ELEMENTS),
     'optimizer': lambda d: os.setxattr(d, 'user.hitrain.optimizer', b'sgd lr=2'),
     'unmake': lambda d: os.removexattr(d, 'user.hitrain.optimizer'),
     'gradient': lambda d: (d / '.hitrain/grad/w').write_bytes(bytes(4 * ELEMENTS)),

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -280,20 +279,3 @@ def test_dirty_pages_survive_an_orderly_end(store):
         m[:] = pattern(500_000)
     store.remount()
     assert path.read_bytes() == pattern(500_000)
-
-
-# ------------------------------------------------------------------- programs
-
-
-def test_program_runs_from_the_mount(store):
-    shutil.copy(shutil.which('true'), store.point / 'true')
-    shutil.copy(sys.executable, store.point / 'python')
-    subprocess.run([store.point / 'true'], check=True)
-    running = subprocess.Popen([store.point / 'python', '-c', 'input()'], stdin=subprocess.PIPE)
-    try:
-        with pytest.raises(OSError, match='busy'):
-            (store.point / 'python').open('r+b')
-        (store.point / 'python').unlink()
-    finally:
-        running.communicate(b'\n')
-    assert running.returncode == 0

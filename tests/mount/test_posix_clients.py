@@ -128,34 +128,6 @@ def waits_for_lock(pid):
 
 # --------------------------------------------------------------------- together
 
-def test_appending_processes_lose_nothing(mnt):
-    def append(who):
-        fd = os.open(mnt / 'log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for i in range(500):
-            line = f'{who} {i} '.ljust(59 + i % 7, '.') + '\n'
-            assert os.write(fd, line.encode()) == len(line)
-    with contextlib.ExitStack() as stack:
-        pids = [stack.enter_context(child(lambda who=who: append(who))) for who in range(4)]
-        wait_for(lambda: all(ended(p) for p in pids), 'all have written')
-    lines = (mnt / 'log').read_text().splitlines()
-    for who in range(4):
-        assert [int(line.split()[1]) for line in lines if line.startswith(f'{who} ')] == list(range(500))
-    assert len(lines) == 2000
-
-
-def test_one_of_many_creates_a_file(mnt):
-    won = []
-
-    def attempt(name):
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(mnt / name, os.O_CREAT | os.O_EXCL))
-            won.append(name)
-    for i in range(100):
-        threads = [threading.Thread(target=attempt, args=(f'lock{i}',)) for _ in range(4)]
-        run_threads(threads)
-    assert sorted(won) == sorted(f'lock{i}' for i in range(100))
-
-
 def shuffle(mnt, seed, seconds):
     """Every operation on few names. A lost race may fail with these errors, and no other error may occur."""
     rnd, end = random.Random(seed), time.monotonic() + seconds
@@ -331,16 +303,6 @@ def test_nothing_changes_on_a_read_only_mount(store):
     assert sorted(os.listdir(mnt)) == ['d', 'f', 'model'] and os.stat(mnt / 'f') == before
     with open(mnt / 'f', 'rb') as f, mmap.mmap(f.fileno(), 4, prot=mmap.PROT_READ) as m:
         assert m[:] == b'text'
-
-
-def test_remounting_read_only_and_back(mnt):
-    (mnt / 'f').write_bytes(b'text')
-    subprocess.run(['mount', '-i', '-o', 'remount,ro', str(mnt)], check=True, timeout=SECONDS_MAX)
-    with fails(errno.EROFS):
-        (mnt / 'g').touch()
-    assert (mnt / 'f').read_bytes() == b'text'
-    subprocess.run(['mount', '-i', '-o', 'remount,rw', str(mnt)], check=True, timeout=SECONDS_MAX)
-    (mnt / 'g').write_bytes(b'again')
 
 
 def test_several_users_share_a_mount(mnt):

@@ -44,27 +44,6 @@ def give_gradient(root):
     (root / '.hitrain' / 'grad' / 'p').write_bytes(ONES)
 
 
-STEERING = {
-    'ctl': steer,
-    'fsync': sync,
-    'step': lambda root: os.setxattr(root, 'user.hitrain.step', b'7'),
-    'optimizer': lambda root: os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.1'),
-    'error': lambda root: os.setxattr(root, 'user.hitrain.error', b''),
-}
-
-
-@pytest.mark.parametrize('how', STEERING)
-def test_steering_needs_write_permission_on_the_root(model, how):
-    os.chmod(model, 0o755)
-    with fails(errno.EACCES):
-        as_user(lambda: STEERING[how](model))
-    os.chmod(model, 0o775)
-    os.chown(model, 0, OTHER)
-    with fails(errno.EACCES):
-        as_user(lambda: STEERING[how](model))
-    as_user(lambda: STEERING[how](model), groups=[OTHER])
-
-
 def test_reading_state_needs_read_permission_on_the_parameter(model):
     os.chown(model / 'p', NOBODY, OTHER)
     for mode, who, may_read, may_write in ((0o600, (NOBODY, NOBODY), True, True), (0o600, (77, 77), False, False),

@@ -2,14 +2,12 @@
 """Scrub of a mounted store, as an operator runs it, beside training and on a read-only mount."""
 import json
 import os
-import subprocess
 import time
 
 import numpy as np
-import pytest
 
 from calls import sync
-from conftest import BIN, SECONDS_MAX, run, wait_for
+from conftest import SECONDS_MAX, run, wait_for
 from test_errors import wait_event
 
 ELEMENTS = 700_000
@@ -152,13 +150,3 @@ def test_a_read_only_mount_is_looked_at_and_left_alone(make_store):
     store.unmount()
     assert store.image.read_bytes() == before
     flip(store.image, at)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason='asks as another user')
-def test_only_who_may_write_the_root_may_start_one(make_store):
-    store = make_store()
-    point = store.mount()
-    done = subprocess.run([str(BIN / 'hitrainctl'), 'scrub', 'start', str(point)], user=65534, group=65534,
-                          stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 1 and 'ermission denied' in done.stderr
-    assert scrub('status', point)['state'] == 'never'

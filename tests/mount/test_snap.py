@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from calls import EXCHANGE, as_user, fails, rename, sync, utimens
+from calls import as_user, fails, sync
 from conftest import SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, random, word
 
@@ -290,60 +290,6 @@ def test_kept_steps_are_not_listed_in_the_root(root, kept):
     assert b'snap' not in done and 'snap' in os.listdir(root / '.hitrain')
     assert not os.path.exists(root / 'deep' / '.hitrain' / 'snap') and not os.path.exists(kept / '.hitrain' / 'snap' / '1')
     assert not os.path.exists(root.parent / '.hitrain' / 'snap')
-
-
-def changes(kept, root):
-    """Every way to change a kept step, and a call for each."""
-    w, deep = kept / 'w', kept / 'deep'
-    fd = os.open(w, os.O_RDONLY)
-    try:
-        yield 'write', lambda: os.open(w, os.O_WRONLY)
-        yield 'read and write', lambda: os.open(w, os.O_RDWR)
-        yield 'open and truncate', lambda: os.open(w, os.O_RDONLY | os.O_TRUNC)
-        yield 'create', lambda: os.open(kept / 'new', os.O_CREAT | os.O_WRONLY)
-        yield 'create without a name', lambda: os.open(kept, os.O_TMPFILE | os.O_RDWR)
-        yield 'truncate', lambda: os.truncate(w, 0)
-        yield 'unlink', lambda: os.unlink(w)
-        yield 'make a directory', lambda: os.mkdir(kept / 'new')
-        yield 'remove a directory', lambda: os.rmdir(deep)
-        yield 'make a node', lambda: os.mkfifo(kept / 'new')
-        yield 'symlink', lambda: os.symlink('w', kept / 'new')
-        yield 'link inside', lambda: os.link(w, deep / 'new')
-        yield 'rename inside', lambda: os.rename(w, kept / 'v')
-        yield 'exchange', lambda: rename(w, kept / 'rng', EXCHANGE)
-        yield 'mode', lambda: os.chmod(w, 0o600)
-        yield 'mode of the directory', lambda: os.chmod(kept, 0o700)
-        yield 'owner', lambda: os.chown(w, 1, 1)
-        yield 'times', lambda: utimens(w, (1, 0), (1, 0))
-        yield 'set an attribute', lambda: os.setxattr(w, 'user.note', b'x')
-        yield 'remove an attribute', lambda: os.removexattr(w, 'user.note')
-        yield 'set a word', lambda: word(w, 'dtype', 'i32')
-        yield 'set a shape', lambda: word(w, 'shape', f'{ELEMENTS}')
-        yield 'set the optimizer', lambda: word(kept, 'optimizer', 'sgd lr=1')
-        yield 'remove the optimizer', lambda: os.removexattr(kept, 'user.hitrain.optimizer')
-        yield 'set the step', lambda: word(kept, 'step', '9')
-        yield 'gradient', lambda: os.open(kept / '.hitrain' / 'grad' / 'w', os.O_WRONLY)
-        yield 'state', lambda: os.open(kept / '.hitrain' / 'state' / 'w' / 'exp_avg', os.O_WRONLY)
-    finally:
-        os.close(fd)
-
-
-def test_nothing_changes_a_kept_step(root, kept):
-    was, names = content(kept), sorted(os.listdir(kept))
-    st = os.stat(kept / 'w')
-    wrong = []
-    for what, call in changes(kept, root):
-        try:
-            call()
-            wrong.append((what, 'succeeded'))
-        except OSError as e:
-            if e.errno != errno.EROFS:
-                wrong.append((what, errno.errorcode[e.errno]))
-    assert wrong == []
-    assert content(kept) == was and sorted(os.listdir(kept)) == names
-    after = os.stat(kept / 'w')
-    assert (st.st_mode, st.st_uid, st.st_mtime_ns, st.st_ctime_ns, st.st_atime_ns) == (
-        after.st_mode, after.st_uid, after.st_mtime_ns, after.st_ctime_ns, after.st_atime_ns)
 
 
 def test_nothing_moves_into_or_out_of_a_kept_step(root, kept):

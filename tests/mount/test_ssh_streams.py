@@ -1,59 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps go from one store to another through ssh: archive, restore and their --follow, with an sshd of the test alone.
-
-Without an sshd (the package openssh-server) on the machine, or where it lets the test's user not in, these are skipped.
-"""
+"""Steps go from one store to another through ssh: archive, restore and their --follow, with an sshd of the test alone."""
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 
 import pytest
 
 from conftest import BIN, SECONDS_MAX, wait_for
-from engines import answers, free_port
+from engines import servers  # noqa: F401 (fixture)
 from test_follow import REDO, same, sender
 from test_logged_steps import train
 from test_roots import command, word
 from test_step_streams import STAGING, content, digest, make_model, step
 
-SSHD = shutil.which('sshd', path='/usr/sbin:/usr/local/sbin:/sbin')
-SEPARATION = '/run/sshd'  # sshd wants it
 
-pytestmark = pytest.mark.skipif(not (SSHD and shutil.which('ssh') and shutil.which('ssh-keygen')),
-                                reason='there is no sshd: install openssh-server')
-
-
-@pytest.fixture(scope='module')
-def ssh(tmp_path_factory):
+@pytest.fixture
+def ssh(servers):  # noqa: F811
     """The words of a command that runs another one through ssh."""
-    folder, port = tmp_path_factory.mktemp('ssh'), free_port()
-    folder.chmod(0o700)
-    for key in ('host', 'user'):
-        subprocess.run(['ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', folder / key], check=True)
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    (folder / 'config').write_text(
-        f'ListenAddress 127.0.0.1\nPort {port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\n'
-        f'StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n'
-        f'AllowUsers {user}\n')
-    made = not os.path.exists(SEPARATION)
-    if made:
-        os.mkdir(SEPARATION, 0o755)
-    server = subprocess.Popen([SSHD, '-D', '-e', '-f', folder / 'config'], stderr=open(folder / 'log', 'wb'))
-    line = ['ssh', '-F', 'none', '-p', str(port), '-i', str(folder / 'user'), '-o', 'IdentitiesOnly=yes', '-o', 'BatchMode=yes',
-            '-o', 'StrictHostKeyChecking=no', '-o', 'UserKnownHostsFile=/dev/null', '-o', 'LogLevel=ERROR', f'{user}@127.0.0.1']
-    try:
-        wait_for(lambda: server.poll() is not None or answers(port), 'sshd answers')
-        tried = subprocess.run([*line, 'true'], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
-        if tried.returncode:
-            pytest.skip(f'sshd does not let {user} in: {tried.stderr.strip()} {(folder / "log").read_text()[-300:]}')
-        yield line
-    finally:
-        server.terminate()
-        server.wait(SECONDS_MAX)
-        if made:
-            os.rmdir(SEPARATION)
+    return servers('ssh').command()
 
 
 @pytest.fixture

@@ -311,7 +311,7 @@ def test_an_engine_that_lets_a_second_put_win_is_refused(tmp_path, make_store):
     with engines.open(url) as e:
         assert not [key for prefix in ('job/', 'probe/', 'lease/') for key, _, _ in e.list(prefix)]
     run('hitrainctl', 'archive', root, 'base', job_of(url), '--single-writer')
-    for options in [job_of(url), tmp_path / 'x'], ['-', tmp_path / 'x'], ['-', root, '--follow']:
+    for options in [job_of(url), tmp_path / 'x', '--shard=0of2'], ['-', tmp_path / 'x'], ['-', root, '--follow']:
         assert '--rank is for' in refused('restore', *options, '--rank=0of2')
 
 

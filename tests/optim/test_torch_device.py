@@ -470,10 +470,6 @@ def test_the_model_is_in_the_memory_of_the_cpu_in_the_end(shared_root):
 def test_arguments_that_are_refused(shared_root):
     with pytest.raises(ValueError, match='pass bytes with device='):
         offload(made(), shared_root, activations='auto')
-    model = made()
-    with offload(model, shared_root):
-        with pytest.raises(ValueError, match='microbatches.. takes no model with device='):
-            hitrain.microbatches(model, [0], loss_of)
 
 
 @pytest.mark.parametrize('device, message', [('cpu', 'must be a CUDA device'), ('cuda:63', 'sees no device cuda:63')])

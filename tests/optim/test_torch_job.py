@@ -5,6 +5,8 @@ import hashlib
 import multiprocessing.connection
 import os
 import random
+import shutil
+import subprocess
 import threading
 
 import pytest
@@ -21,8 +23,8 @@ KILLS = 200 if os.environ.get('HITRAIN_LONG') else 3
 
 # ------------------------------------------------------ decisions, with threads
 
-def meet(steps_of, what):
-    """what(job, steps) on a thread for each rank; returns what they return or raise."""
+def meet(steps_of, what, vaults=()):
+    """what(job, steps) on a thread for each rank; returns what they return or raise. vaults: the Job's, of each rank."""
     world, results = len(steps_of), {}
     barrier = threading.Barrier(world, timeout=SECONDS_MAX)
     said = [0] * world
@@ -35,7 +37,7 @@ def meet(steps_of, what):
             barrier.wait()
             return result
         try:
-            results[rank] = what(Job(rank, world, least, barrier.wait), steps_of[rank])
+            results[rank] = what(Job(rank, world, least, barrier.wait, *vaults[rank:rank + 1]), steps_of[rank])
         except Exception as e:
             results[rank] = e
     on_threads(world, one)
@@ -177,6 +179,109 @@ def test_a_model_that_is_made_anew_takes_no_other_store_back_to_its_beginning(sh
     for error in meet([3, 3], run):
         assert isinstance(error, RuntimeError) and 'the model of rank 0 was never made to its end, and another store of the job is at step 2' in str(error)
     assert numbers(roots[1]) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------- vaults
+
+PROGRAM = os.path.join(os.environ.get('HITRAIN_BIN') or os.path.join(os.path.dirname(__file__), '../../build/bin'), 'hitrainctl')
+
+
+def ctl(*words):
+    return subprocess.run([PROGRAM, *map(str, words)], check=True, capture_output=True, text=True, timeout=SECONDS_MAX).stdout
+
+
+@pytest.fixture
+def url(tmp_path):
+    ctl('vault', 'init', tmp_path / 'vault')
+    return f'{tmp_path}/vault/job7'
+
+
+def archive(roots, url, step):
+    """Each rank's by a program of its own, at once."""
+    ranks = [subprocess.Popen([PROGRAM, 'archive', root, str(step), url, f'--rank={r}of{len(roots)}'], stdout=subprocess.DEVNULL)
+             for r, root in enumerate(roots)]
+    assert [rank.wait(SECONDS_MAX) for rank in ranks] == [0] * len(roots)
+
+
+def run_of(roots, resume=True):
+    """what() of meet: trains up to a step, as the rank's own model. The digests at the beginning, and after each step."""
+    def run(job, last):
+        params, said = random_parameters(SHAPES, seed=9 if resume else job.rank), {}
+        with AdamW(params.items(), roots[job.rank], lr=LR, retain=3, job=job, resume=resume) as optimizer:
+            said[optimizer.committed_step] = digest(optimizer, params)
+            train(optimizer, params, optimizer.committed_step, last, lambda step: said.__setitem__(step, digest(optimizer, params)))
+        return said
+    return run
+
+
+def lose(root, empty=False):
+    (root / '.hitrain/ctl').write_text('forget *\n')
+    shutil.rmtree(root)
+    if empty:
+        root.mkdir()
+
+
+def two_ranks(shared_root, url, last, *archived):
+    """(roots, their digests): two ranks at a step, with some of these in the vault. Others keep the last three."""
+    roots = [shared_root.with_name(name) for name in ('r0', 'r1')]
+    digests = [{}, {}]
+    for step in (*archived, last):
+        for known, said in zip(digests, meet([step] * 2, run_of(roots, resume=bool(digests[0])))):
+            known.update(said)
+        if step in archived:
+            archive(roots, url, step)
+    return roots, digests
+
+
+@pytest.mark.parametrize('lost', [[1], [0], [0, 1]])
+def test_a_rank_that_lost_its_store_gets_its_model_from_the_vault(shared_root, url, lost):
+    """At the newest step of the vault that the others keep. All go on as if nothing had happened, with the same bits."""
+    roots, digests = two_ranks(shared_root, url, 6, 2, 4)
+    for rank in lost:
+        lose(roots[rank], empty=rank == 0)
+    again = meet([6] * 2, run_of(roots), [url] * 2)
+    assert again == [{step: known[step] for step in (4, 5, 6)} for known in digests] and again[0] != again[1]
+    assert [numbers(root)[-1] for root in roots] == [6, 6]
+
+
+def test_who_has_its_model_asks_no_vault(shared_root):
+    """It may be silent: only a rank that needs it reads it."""
+    roots = [shared_root.with_name(name) for name in ('a', 'b')]
+    meet([2] * 2, run_of(roots, resume=False))
+    assert all(isinstance(said, dict) for said in meet([3] * 2, run_of(roots), ['/nowhere/job7'] * 2))
+
+
+def test_a_step_of_another_history_is_no_common_step(shared_root, url):
+    """Rank 0 went back and took step 4 again with other gradients: step 2 is the newest that both can have."""
+    roots, digests = two_ranks(shared_root, url, 4, 2, 4)
+    (roots[0] / '.hitrain/ctl').write_text('rollback 2\n')
+    params = random_parameters(SHAPES)
+    with AdamW(params.items(), roots[0], lr=LR, retain=9, resume=True) as optimizer:
+        train(optimizer, params, 12, 14)
+        assert optimizer.committed_step == 4 and digest(optimizer, params) != digests[0][4]
+    lose(roots[1])
+    assert meet([4] * 2, run_of(roots), [url] * 2) == [{step: known[step] for step in (2, 3, 4)} for known in digests]
+
+
+def test_what_a_vault_cannot_give_is_refused_by_name(shared_root, url):
+    """And leaves every store as it was."""
+    roots, _ = two_ranks(shared_root, url, 6, 2)
+
+    def refused(own_roots, vaults, rank=1):
+        said = meet([9] * len(own_roots), run_of(own_roots), vaults)
+        assert all(isinstance(e, Exception) for e in said) and numbers(roots[0]) == [4, 5, 6]
+        return str(said[rank])
+    lose(roots[1])
+    assert 'there is no job none' in refused(roots, [f'{os.path.dirname(url)}/none'] * 2)
+    assert 'there is no model to resume' in refused(roots, [])
+    assert 'was given no Job(vault=)' in refused(roots, [None, url], rank=0)
+    text = refused(roots, [url] * 2)
+    assert 'rank 0 has 4, 5, 6; rank 1 has 2 with the same bits' in text and 'retain_every=' in text
+    text = refused([*roots, shared_root.with_name('r2')], [url] * 3)
+    assert 'has steps of 2 ranks, and this job has 3' in text and 'restore --shard=rof3' in text
+    roots[1].mkdir()
+    (roots[1] / 'notes').write_text('of somebody')
+    assert 'is no model with a step' in refused(roots, [url] * 2) and os.listdir(roots[1]) == ['notes']
 
 
 # ------------------------------------------- processes, stores, and their deaths

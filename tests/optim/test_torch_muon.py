@@ -101,6 +101,22 @@ def test_steps_are_those_of_the_formula(root, options):
         assert (moment - formula.buffers['fused']).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize('options', [{}, {'ns_steps': 2, 'ns_coefficients': (2.0, -1.5, 0.5)}, {'eps': 100.0}, {'max_grad_norm': 1e9}], ids=str)
+def test_the_store_orthogonalises_if_it_is_asked(root, options):
+    """It rounds to bf16 between products, and adds in f32: PyTorch 1.13 also rounds sums, and is five times as far from the f32 of the Gram form."""
+    of_formula = {'ns_form': 'gram', **{k: v for k, v in options.items() if k != 'max_grad_norm'}}
+    own, theirs, optimizer, formula = pair(root, options, of_formula, ns='store')
+    with optimizer:
+        for step in range(4):
+            for params, o in ((own, optimizer), (theirs, formula)):
+                before = {n: p.detach().clone() for n, p in params.items()}
+                give(params, step)
+                o.step()
+            for n, p in own.items():
+                assert (p - theirs[n]).norm() <= 0.05 * (theirs[n] - before[n]).norm(), n
+        assert 'ns=store' in os.getxattr(root, 'user.hitrain.optimizer').decode() and optimizer.committed_step == 4
+
+
 def test_a_matrix_without_a_gradient_stays(root):
     own, theirs, optimizer, formula = pair(root)
     with optimizer:
@@ -492,7 +508,8 @@ BAD = [({'adjust_lr_fn': 'rms'}, 'adjust_lr_fn must be original, match_rms_adamw
        ({'ns_coefficients': 3.4}, 'ns_coefficients must be three numbers'), ({'ns_coefficients': ('a', 1, 1)}, 'ns_coefficients must be three numbers'),
        ({'ns_coefficients': (math.nan, 1, 1)}, 'ns_coefficients must be three numbers'), ({'momentum': 1.0}, 'momentum must be'), ({'momentum': -0.1}, 'momentum must be'),
        ({'lr': -1.0}, 'lr must be'), ({'weight_decay': -0.1}, 'weight_decay must be'), ({'eps': -1e-7}, 'eps must be'), ({'others': 'muon'}, 'others must be adamw'),
-       ({'others': 'rmsprop'}, 'others must be adamw'), ({'ns_form': 'cubic'}, 'ns_form must be plain or gram'), ({'topk': 0.1}, 'Muon takes no topk')]
+       ({'others': 'rmsprop'}, 'others must be adamw'), ({'ns_form': 'cubic'}, 'ns_form must be plain or gram'), ({'ns': 'gpu'}, 'ns must be client or store'),
+       ({'ns': 'store', 'ns_form': 'gram'}, 'ns_form is for ns=client'), ({'topk': 0.1}, 'Muon takes no topk')]
 
 
 @pytest.mark.parametrize('options, message', BAD, ids=str)

@@ -31,7 +31,7 @@ def parameters(dtype):
 
 
 @pytest.mark.parametrize('options', OPTIONS, ids=json.dumps)
-@pytest.mark.parametrize('rule', ['AdamW', 'SGD', 'Lion'])
+@pytest.mark.parametrize('rule', ['AdamW', 'SGD', 'Lion', 'Muon'])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_both_formulas_agree(dtype, rule, options):
     params = parameters(DTYPES[dtype])
@@ -46,11 +46,12 @@ def test_both_formulas_agree(dtype, rule, options):
 
 
 @pytest.mark.parametrize('options', OPTIONS, ids=json.dumps)
-@pytest.mark.parametrize('rule, dtype', [('AdamW', 'f32'), ('AdamW', 'bf16'), ('Adam', 'f16'), ('SGD', 'f32')])
+@pytest.mark.parametrize('rule, dtype', [('AdamW', 'f32'), ('AdamW', 'bf16'), ('Adam', 'f16'), ('SGD', 'f32'), ('Muon', 'f32'), ('Muon', 'bf16')])
 def test_a_store_of_that_size_is_enough(rule, dtype, options):
     params = parameters(DTYPES[dtype])
     with mounted('need', size=str(hitrain.store_bytes(params, optimizer=rule, **options))) as store:
-        with getattr(hitrain, rule)(params, store.mountpoint / 'model', lr=LR, **options) as optimizer:
+        groups = [{'params': [p for p in params if p.dim() > 1]}, {'params': [p for p in params if p.dim() < 2], 'use_muon': False}]
+        with getattr(hitrain, rule)(groups if rule == 'Muon' else params, store.mountpoint / 'model', lr=LR, **options) as optimizer:
             for step in range(STEPS):
                 for p in params:
                     p.grad = torch.full_like(p, 0.01 * (step % 7 - 3)) + p.detach() * 0.01

@@ -22,6 +22,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 import weakref
 
@@ -61,15 +62,37 @@ class Event:
         self.device.wait(self)
 
 
+class Timed:
+    """An event with a time, which is when its stream comes to it."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.event = self.time = None
+
+    def synchronize(self):
+        self.event.synchronize()
+
+    def elapsed_time(self, later):
+        return (later.time - self.time) * 1e3
+
+    def pass_now(self):
+        self.time = time.monotonic()
+
+
 class Stream:
     def __init__(self, device, name):
         device.streams.append(self)
         self.device, self.name, self.actor = device, name, len(device.streams)
         self.clock, self.queue, self.issued, self.done, self.is_stalled = {}, collections.deque(), 0, 0, False
 
-    def record_event(self):
+    def record_event(self, timed=None):
         with self.device.lock:
-            return Event(self)
+            if timed:
+                self.push(timed.pass_now)
+            event = Event(self)
+            if timed:
+                timed.event = event
+            return timed or event
 
     def wait_event(self, event):
         with self.device.lock:
@@ -397,7 +420,7 @@ class LateTorch:
 
     def __init__(self, device):
         self.device = device
-        self.cuda = types.SimpleNamespace(Stream=None, stream=device.current, current_stream=lambda where: device.stream(),
+        self.cuda = types.SimpleNamespace(Stream=None, Event=Timed, stream=device.current, current_stream=lambda where: device.stream(),
                                           is_current_stream_capturing=lambda: False)
 
     def __getattr__(self, name):

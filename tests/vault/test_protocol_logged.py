@@ -4,12 +4,14 @@ is played; a collector; and a standby. No logged step that was reported is lost,
 the one before, and a standby computes none twice and leaves none out."""
 import collections
 import importlib.util
+import itertools
 import pathlib
 import sys
+import types
 
 import pytest
 
-from archiver import LOGGED, Lost, Reader, manifest, new_lease, put_segments, segments_of
+from archiver import FULL, LOGGED, Lost, Reader, manifest, new_lease, put_segments, segments_of
 from test_protocol_cuts import Story
 from world import Seat
 
@@ -25,11 +27,47 @@ from errors import Missing  # noqa: E402
 spec = importlib.util.spec_from_file_location('product', pathlib.Path(writer.__file__).with_name('archiver.py'))
 product = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(product)
-product.state_of = lambda root: root.state()
 
 FIRST, KEPT, LAST, LINEAGE = 10, (10, 12), 13, 7
-KeptStep = collections.namedtuple('KeptStep', 'step name')
-KeptStep.lineage = lambda kept: LINEAGE
+KeptStep = collections.namedtuple('KeptStep', 'step name folder')
+KeptStep.lineage, KeptStep.is_there = lambda kept: LINEAGE, lambda kept: True
+Summary = collections.namedtuple('Summary', 'bytes new')
+
+
+class Log:
+    """A logged step of a store; root is the archiver."""
+
+    def __init__(self, root, step):
+        self.root, self.step, self.lineage = root, step, LINEAGE
+
+    def items(self, path_of):
+        pass
+
+    def close(self):
+        pass
+
+
+class Files:
+    path_of = changed = None
+
+    def __init__(self, *_):
+        pass
+
+
+def put_kept(root, kept, *_):
+    base = root.writer.base()
+    names = segments_of(root.seat, root.vault, 'job', base, root.rank) if base else []
+    return Summary(0, 0), root.put(kept.step, names, (base.step, base.epoch) if base else (0, 0))
+
+
+def put_log(log, items, files, vault, its_writer, put, owner, base, shards, rate, still):
+    return log.root.put(log.step, [], base, LOGGED, still, base)
+
+
+# What the product takes from a store, of a store that is played. Each look at the clock takes a second.
+vars(product).update(state_of=lambda root: root.state(), names_of=lambda root: [str(k.step) for k in root.all_kept()], Logged=Log,
+                     Files=Files, to_vault=put_kept, note=lambda line: None, logged_vault=types.SimpleNamespace(to_vault=put_log),
+                     time=types.SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 class Archiver(product.Archiver):
@@ -37,52 +75,50 @@ class Archiver(product.Archiver):
 
     def __init__(self, story, seat, rank):
         self.story, self.seat, self.rank, self.ranks, self.job, self.every, self.log = story, seat, rank, 2, 'job', 1, True
-        self.store, self.root = bytes([rank + 1]) * 16, self
+        self.store, self.root, self.rate = bytes([rank + 1]) * 16, self, None
         self.engine, self.vault = jobs.Patient(seat, seat.pause), story.vault
+        self.lineage = self.done = self.known = self.files = None
+        self.look_at, self.look_wait = 0, product.LOOK_S_MIN
         self.lease = new_lease(seat, story.vault, self.store)
         self.writer = writer.Writer(seat, story.vault, 'job', rank, 2, 'host', self.store, seat.pause)
-
-    lineage = None
 
     def listed(self):
         return max((e.last for e in self.writer.head.entries), default=0)
 
+    def number(self):
+        return min(max(FIRST, self.listed() + 1), LAST)
+
     def state(self):
-        last = min(max(FIRST, self.listed() + 1), LAST)
-        return changes.State(FIRST + 1 if last > FIRST else 0, last if last > FIRST else 0, LINEAGE, 0, False)
+        last = self.number() if self.number() > FIRST else 0
+        return changes.State(last and FIRST + 1, last, LINEAGE, 0, False)
 
-    def newest_kept(self, fits):
-        return next((KeptStep(n, str(n)) for n in reversed(KEPT) if n <= max(self.state().last, FIRST) and fits(n)), None)
+    def all_kept(self):
+        return [KeptStep(n, str(n), None) for n in reversed(KEPT) if n <= self.number()]
 
-    def full(self, kept):
-        base = self.writer.base()
-        names = segments_of(self.seat, self.vault, 'job', base, self.rank) if base else []
-        return self.put(kept.step, names, (base.step, base.epoch) if base else (0, 0))
+    def shards(self):
+        return b''
 
-    def logged(self, step):
-        entry = self.newest()
-        return self.put(step, [], (entry.last, entry.epoch), kind=LOGGED)
-
-    def put(self, step, names, base, **kind):
+    def put(self, step, names, base, kind=FULL, still=lambda: True, after=None):
         own = put_segments(self.seat, self.lease, 1)
-        done = self.writer.commit(step, lambda epoch: [manifest(self.vault, 'job', step, epoch, self.rank, 2, names + own, base,
-                                                                store=self.store, **kind)], own, base if kind else None)
+        done = self.writer.commit(step, lambda epoch: [manifest(self.vault, 'job', step, epoch, self.rank, 2, names + own, base, kind,
+                                                                self.store)], own, still, after)
         if done:
             self.story.reported.add((step, self.writer.epoch))
         return done
 
     def work(self):
-        wanted = None
+        """As run()."""
         while self.listed() < LAST:
             try:
-                step, wanted = wanted, None
-                if not (self.turn() if step is None else self.give(step)):
+                try:
+                    did = self.turn()
+                except writer.Wanted as e:
+                    did = self.give(e)
+                if not did:
                     self.seat.pause('')
                     self.writer._look()
-            except (writer.Restart, Missing):
+            except (writer.Restart, writer.Wanted, Missing):
                 pass
-            except writer.Wanted as e:
-                wanted = e.step
 
 
 class Copy:

@@ -63,7 +63,7 @@ class Story:
         after, own = (entries[-1].last, entries[-1].epoch), put_segments(seat, lease, 1)
         step = after[0] + 1
         try:
-            if w.commit(step, lambda epoch: [manifest(self.vault, job, step, epoch, 0, 1, own, after, LOGGED, store)], own, after):
+            if w.commit(step, lambda epoch: [manifest(self.vault, job, step, epoch, 0, 1, own, after, LOGGED, store)], own, after=after):
                 self.reported[job, step, w.epoch] = 1, full
                 self.counts['logged'] += 1
         except writer.Restart:

@@ -9,8 +9,6 @@
 #include "tiering/base/base.h"
 #include "tiering/api/background.h"
 
-struct ht_store;
-
 enum ht_digest_figure { HT_DIGEST_DONE, HT_DIGEST_FAILED, HT_DIGEST_LEFT_BYTES, HT_DIGEST_FIGURES };
 
 struct ht_digest_client {

@@ -38,9 +38,7 @@
 #include "tiering/space/super.h"
 #include "tiering/api/participant.h"
 
-struct ht_store;
 struct ht_trace;
-struct ht_tx;
 
 /* ------------------------------------------------------------------ life */
 
@@ -183,7 +181,6 @@ void ht_store_set_endurance(struct ht_store *s, uint64_t day_bytes);
 void ht_store_watch_devices(struct ht_store *s);
 
 /* Appends what the store is doing: requests of devices, the transaction, the log, chunks that threads hold. */
-struct ht_dump;
 void ht_store_dump(struct ht_store *s, struct ht_dump *d);
 /*
  * Asserts the invariants of all objects, images and space in memory (tiering/base/verify.h). idle: no other thread

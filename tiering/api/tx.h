@@ -8,7 +8,6 @@
 #include "tiering/journal/journal.h"
 #include "tiering/api/participant.h"
 
-struct ht_store;
 struct ht_obj;
 struct ht_tx; /* a group of log records being collected */
 

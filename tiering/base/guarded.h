@@ -20,7 +20,6 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rank {
 extern struct ht_rank ht_rank[HT_LOCK_RANKS];
 static inline void ht_rank_unshared(const struct ht_rank *r) HT_ATTRIBUTE(assert_capability(*r))
 {
-    (void)r;
 }
 /* A statement: until the function returns no other thread can use the data that this lock guards. */
 #define HT_UNSHARED(rank) ht_rank_unshared(&ht_rank[rank])

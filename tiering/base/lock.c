@@ -56,7 +56,6 @@ bool ht_mutex_is_wanted(const struct ht_mutex *m)
 #ifdef __GLIBC__
     return __atomic_load_n(&m->lock.__data.__lock, __ATOMIC_RELAXED) > 1;
 #else
-    (void)m;
     return true;
 #endif
 }
@@ -75,7 +74,6 @@ bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l)
 #ifdef __GLIBC__
     return __atomic_load_n(&l->lock.__data.__writers, __ATOMIC_RELAXED) != 0;
 #else
-    (void)l;
     return true;
 #endif
 }

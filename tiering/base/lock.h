@@ -92,11 +92,9 @@ void ht_lock_step(void);
 #else
 static inline void ht_lock_measure(bool on)
 {
-    (void)on;
 }
 static inline struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
 {
-    (void)rank;
     return (struct ht_lock_hold){0};
 }
 static inline void ht_lock_step(void)

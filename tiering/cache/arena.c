@@ -431,11 +431,11 @@ bool ht_arena_keeps_reserve(struct ht_arena *a, uint64_t held)
     return keeps;
 }
 
-uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index)
+uint32_t ht_arena_get_ahead(struct ht_arena *a, uint32_t bytes, uint64_t place, int numa_index)
 {
     a->is_ahead = true;
     a->ahead_place = place % HT_ORDER_PLACES;
-    uint32_t n = ht_arena_get(a, HT_MIB, AHEAD_TRIES, numa_index);
+    uint32_t n = ht_arena_get(a, bytes, AHEAD_TRIES, numa_index);
     a->is_ahead = false;
     return n;
 }

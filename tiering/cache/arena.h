@@ -78,10 +78,11 @@ uint32_t ht_arena_get_piece(struct ht_arena *a, uint32_t bytes, int numa_index) 
  */
 bool ht_arena_keeps_reserve(struct ht_arena *a, uint64_t held) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * For an image that is read before it is needed, at this place in the order: takes a free slot, or evicts an image that
- * is needed later. Whole slots only.
+ * For an image that is read before it is needed, at this place in the order: takes room that is free, or evicts an image
+ * of a whole slot that is needed later.
  */
-uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
+uint32_t ht_arena_get_ahead(struct ht_arena *a, uint32_t bytes, uint64_t place, int numa_index)
+    HT_REQUIRES(HT_LOCK_STORE);
 /*
  * The slot becomes the image of this owner and index. A refault joins the working set, as long as
  * ht_arena_protected_max() allows.

@@ -7,8 +7,6 @@
 #include "tiering/io/gate.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
-
 enum ht_admission {
     HT_ADMITTED,        /* the lock was held all the time */
     HT_ADMISSION_LATER, /* not beside the requests that the batch has: it completes one, and asks again */

@@ -23,7 +23,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/tier/placement.h"
 
-struct ht_store;
 struct ht_obj;
 struct ht_chunk;
 

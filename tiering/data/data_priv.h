@@ -14,8 +14,6 @@
 #include "tiering/tier/weights.h"
 #include <hitrain/limits.h>
 
-struct ht_store;
-
 /* A request that shows whether a device answers: health.c. */
 struct ht_probe {
     struct ht_store *s;

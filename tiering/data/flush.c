@@ -18,7 +18,6 @@
  * References in the log need no flush of their own. Lock: store.lock.
  */
 #include "tiering/data/flush.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
 #include "tiering/io/dev.h"
 #include "tiering/api/tx.h"

@@ -7,9 +7,6 @@
 #include "tiering/api/tx.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
-struct ht_obj;
-
 /* ---------------------------------- with the lock, unless said otherwise */
 
 /* The write of ref has ended: flushes that begin from now on cover it. */

@@ -15,7 +15,6 @@
 #include "tiering/data/health.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/base/lock.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"

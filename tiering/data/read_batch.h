@@ -8,9 +8,6 @@
 
 #include "tiering/data/chunk_io.h"
 
-struct ht_obj;
-struct ht_chunk;
-
 enum { HT_READ_BATCH_MAX = 32 };
 struct ht_read_batch {
     struct ht_store *s;

@@ -9,9 +9,6 @@
 #include "tiering/base/list.h"
 #include "tiering/data/chunk_io.h"
 
-struct ht_obj;
-struct ht_chunk;
-
 enum { HT_WRITE_BATCH_MAX = 64, HT_WRITE_BATCH_FLIGHT_MAX = 16 << 20 };
 struct ht_batch_write {
     struct ht_chunk_io io;

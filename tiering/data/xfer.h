@@ -7,8 +7,6 @@
 #include "tiering/io/dev.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
-
 struct ht_xfer {
     struct ht_io io_[4], *ios;
     unsigned count;

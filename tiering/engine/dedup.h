@@ -10,8 +10,6 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
-struct ht_obj;
 struct ht_chunk;
 struct ht_dedup_pass;
 struct ht_pass;

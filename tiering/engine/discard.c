@@ -156,7 +156,6 @@ static void discard_deferred(struct ht_store *s)
 #else
 static void discard_deferred(const struct ht_store *s)
 {
-    (void)s;
 }
 #endif
 

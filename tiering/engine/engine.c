@@ -119,7 +119,6 @@ static uint64_t scrub_rate(const struct ht_store_opts *o)
 
 static uint64_t recompress_rate(const struct ht_store_opts *o)
 {
-    (void)o;
     return RECOMPRESS_RATE_BYTES;
 }
 

@@ -29,7 +29,6 @@
 #include "tiering/tier/forecast.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
 struct ht_chunk;
 
 /* scrub.c, discard.c, readahead.c */

@@ -20,9 +20,6 @@
 #include "tiering/engine/recompress.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
-struct ht_obj;
-
 /* ----------------------------------------------------------------- state */
 
 /* Its thread alone touches what has no lock. */

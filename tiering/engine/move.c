@@ -30,7 +30,6 @@
 #include "tiering/space/alloc.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"

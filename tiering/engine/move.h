@@ -8,7 +8,6 @@
 #include "tiering/base/base.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
 struct ht_move_batch;
 
 /* Of its row. */

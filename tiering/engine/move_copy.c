@@ -8,12 +8,10 @@
  * serves a round within a quarter of the step's time gets twice as many in the next one. One that needs more than half
  * gets half as many. So a step ends in time on a slow device, too.
  */
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
 
 struct round {

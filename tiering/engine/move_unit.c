@@ -27,7 +27,6 @@
 #include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
-#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
 
 enum {

@@ -15,7 +15,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/slice.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
 enum { PART_CHUNKS = 64, ROOM_PART = 4, LEAD_TIMES = 2, LEAVE_SLOTS = 1024 };

@@ -25,8 +25,6 @@
 #include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
-
 /*
  * Of one place: bytes with more stay where they are. So the notes of an engine have a bound, twice as many: 10 MiB. The
  * records of all owners are in one transaction, which has as many bytes in memory and in the log. So bytes in many

@@ -26,10 +26,6 @@
 #include "tiering/engine/walk.h"
 #include "tiering/txn/txn.h"
 
-struct ht_store;
-struct ht_obj;
-struct ht_chunk;
-
 enum ht_pass_want {
     HT_PASS_NONE,
     HT_PASS_ONCE,  /* with all owners: at once if it is the only one, else when all was walked */

@@ -435,7 +435,6 @@ void ht_store_plan(struct ht_store *s)
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
 {
-    (void)b;
     ht_store_plan(ctx);
     return HT_STEP_IDLE;
 }

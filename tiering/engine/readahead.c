@@ -212,7 +212,7 @@ static struct ht_chunk *find_planned(struct ht_obj *o, const struct ht_forecast_
 {
     for (uint64_t i = part->first; o && !o->dead && i <= part->last; i++) {
         struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!is_wanted(o, c) || c->exclusive || c->shared || ht_chunk_image_bytes(o, c, i, 0) != HT_MIB)
+        if (!is_wanted(o, c) || c->exclusive || c->shared)
             continue;
         *out_index = i;
         return c;
@@ -251,9 +251,10 @@ static bool feed_plan(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(o, c, index))
         return a == HT_ADMISSION_AGAIN;
     int numa_index = ht_chunk_numa_index(s, c);
-    uint32_t slot = ht_next_use_may_take(s) ? ht_arena_get(s->arena, HT_MIB, TRIES, numa_index) : HT_SLOT_NONE;
+    uint32_t bytes = ht_chunk_image_bytes(o, c, index, 0);
+    uint32_t slot = ht_next_use_may_take(s) ? ht_arena_get(s->arena, bytes, TRIES, numa_index) : HT_SLOT_NONE;
     if (slot == HT_SLOT_NONE)
-        slot = ht_arena_get_ahead(s->arena, place, numa_index);
+        slot = ht_arena_get_ahead(s->arena, bytes, place, numa_index);
     if (slot == HT_SLOT_NONE) {
         ht_chunk_unlock_exclusive(o, c, index);
         ht_planner_fetch_later(s);
@@ -374,7 +375,7 @@ static uint32_t prefetch_slot(struct prefetch *p, struct ht_obj *o, struct ht_ch
         return slot;
     bool planned = bytes == HT_MIB && ht_planner_place(o, index, &place);
     if (planned)
-        slot = ht_arena_get_ahead(a, place, numa_index);
+        slot = ht_arena_get_ahead(a, bytes, place, numa_index);
     for (unsigned i = 0; !planned && i < 2 && slot == HT_SLOT_NONE; i++) /* the clock passes used images once */
         slot = ht_arena_get(a, bytes, TRIES, numa_index);
     uint64_t came = slot == HT_SLOT_NONE ? 0 : ht_arena_slot_bytes(a, slot);

@@ -162,7 +162,6 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
 {
     const struct ht_recompress_round *r = ctx;
 
-    (void)o;
     return is_candidate(r->s, c) && !ht_owners_are_too_many(r->s, &c->pub) ? HT_PASS_ONCE : HT_PASS_NONE;
 }
 

@@ -11,7 +11,6 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
 
-struct ht_store;
 struct ht_recompress_round;
 
 /* Of its row. */

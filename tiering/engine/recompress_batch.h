@@ -8,8 +8,6 @@
 #include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 
-struct ht_store;
-struct ht_obj;
 struct ht_encoder;
 struct ht_recompress;
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c - see scheduler.h. */
 #include <assert.h>
-#include <time.h>
 
 #include "tiering/engine/scheduler.h"
 

@@ -28,7 +28,6 @@
 #include "tiering/journal/journal.h"
 #include "tiering/space/members.h"
 #include "tiering/space/super.h"
-#include "tiering/api/object.h"
 #include "tiering/api/scrub.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"

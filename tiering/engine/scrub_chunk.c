@@ -17,16 +17,13 @@
  */
 #include <stdlib.h>
 
-#include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
-#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/space.h"

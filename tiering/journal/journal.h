@@ -193,7 +193,6 @@ struct ht_journal_stats {
 };
 void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
 /* Which frames are durable, and who waits (tiering/base/dump.h). */
-struct ht_dump;
 void ht_journal_dump(struct ht_journal *j, struct ht_dump *d);
 
 /*

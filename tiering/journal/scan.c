@@ -28,8 +28,6 @@
 #include "tiering/journal/journal_priv.h"
 #include "tiering/base/mutant.h"
 
-#include <stdlib.h>
-
 #define FRAME_STEP_BYTES ((uint64_t)HT_MIB)
 #define HOLE_BYTES_MIN ((uint64_t)(8 * HT_MIB)) /* skipping is worth a discarded read-ahead */
 #define CLOSED_SCAN_BYTES ((uint64_t)(4 * HT_MIB))

@@ -24,7 +24,6 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
 struct ht_obj;
 
 enum { HT_CH_PUB = 1, HT_CH_CUR = 2, HT_CH_GONE = 4, HT_CH_SHARE = 8, HT_CH_BAD = 16, HT_CH_LOG_RESERVED = 32 };

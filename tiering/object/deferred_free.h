@@ -10,8 +10,6 @@
 #include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 
-struct ht_store;
-
 struct ht_deferred_free { /* a deferred free */
     uint64_t lsn;
     struct ht_ref ref;

@@ -8,7 +8,6 @@
 #include "tiering/object/ref.h"
 #include <hitrain/limits.h>
 
-struct ht_store;
 struct ht_obj;
 struct ht_chunk;
 

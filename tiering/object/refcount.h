@@ -6,7 +6,6 @@
 #include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
 struct ht_obj;
 struct ht_chunk;
 

@@ -8,7 +8,6 @@
  */
 #include "tiering/base/list.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -181,13 +180,11 @@ int ht_obj_shm_scan(struct ht_obj *o)
 
 static bool may_be_stored_to(const struct ht_shm *h, const void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    (void)ctx;
     return h->obj->extra->may_be_dirty;
 }
 
 static int scan_to(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    (void)ctx;
     return ht_shm_scan_obj(o);
 }
 

@@ -27,7 +27,6 @@
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/sys/mem.h"
 #include "tiering/sys/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
@@ -37,7 +36,6 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
-#include "tiering/object/space.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 
@@ -373,7 +371,6 @@ void ht_shm_touch(struct ht_store *s, uint64_t scope)
 /* An object that is not in shared memory any more has nothing to restore. */
 static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    (void)ctx;
     if (!o->extra->shm)
         return 0;
     int rc = complete(o, true);
@@ -390,8 +387,6 @@ static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 
 static bool is_any(const struct ht_shm *h, const void *ctx)
 {
-    (void)h;
-    (void)ctx;
     return true;
 }
 

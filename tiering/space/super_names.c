@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 
 static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;

@@ -10,7 +10,6 @@
  */
 #include "tiering/sys/mem.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/log.h"
 
 #include <inttypes.h>
 #include <malloc.h>

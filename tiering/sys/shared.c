@@ -8,7 +8,6 @@
 #include "tiering/base/fault.h"
 #include "tiering/sys/mem.h"
 
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

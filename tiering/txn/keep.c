@@ -25,14 +25,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/check.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"

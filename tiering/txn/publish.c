@@ -434,7 +434,6 @@ static void note_edited(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
 {
     bool *edited = ctx;
 
-    (void)slice;
     *edited |= o->extra->derived && is_edited(o);
 }
 

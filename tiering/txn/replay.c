@@ -29,7 +29,6 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
-#include "tiering/object/space.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

@@ -19,7 +19,6 @@
  */
 #include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"

@@ -7,8 +7,6 @@
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/deferred_free.h"

@@ -6,7 +6,6 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn_priv.h"
 

@@ -9,7 +9,6 @@
 #include "tiering/api/store.h"
 #include "tiering/object/ref.h"
 
-struct ht_store;
 struct ht_obj;
 struct ht_tx;
 

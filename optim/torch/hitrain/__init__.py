@@ -39,6 +39,7 @@ hitrain.optim          the optimizers
 hitrain.distributed    several processes that train one model
 hitrain.checkpoint     parameters of a store as safetensors files, and back; no optimizer state
 hitrain.integrations   for trainers of other packages
+hitrain.megatron       the distributed optimizer of Megatron-LM, miles and verl
 """
 from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
 from hitrain.optim import *  # noqa: F401, F403

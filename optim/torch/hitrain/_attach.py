@@ -136,7 +136,9 @@ class Attached(Base):
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
         if self._root.passes_through and not part and not self._shard and can_have_windows(name, p):
             return WindowFile(self.root, name, p, dtype, grad_dtype)
-        return ParameterFile(self.root, name, p, dtype, grad_dtype, part, direct=not self._root.passes_through)
+        f = ParameterFile(self.root, name, p, dtype, grad_dtype, part, direct=not self._root.passes_through)
+        f.trusts_versions = self._trusts_versions
+        return f
 
     def _check_kinds(self, name: str, p: torch.Tensor) -> None:
         check_plain(f'the parameter {name}', local_of(p))

@@ -26,6 +26,7 @@ from hitrain._packs import Member, PackFile
 from hitrain._parts import Part
 from hitrain._root import Root
 from hitrain._topk import ErrorFeedback
+from hitrain._trace import Trace
 from hitrain._words import FILE_DTYPES
 from hitrain.distributed import Ranks, Shard
 
@@ -41,6 +42,7 @@ class Base(torch.optim.Optimizer):
     _reduces = False  # gradients of a shard's ranks, in backward
     _leaves_mappings = False  # in close(), which the destructor calls
     _ends = False  # the interpreter does
+    _trace: Optional[Trace] = None  # while one is recorded
     _under = 'overlap=True does not work under {}: it reduces gradients after backward has sent them. Pass overlap=False; step() then sends what was reduced'
 
     root: str
@@ -93,6 +95,7 @@ class Base(torch.optim.Optimizer):
     _shard: Optional[Shard]
     _ranks: Ranks
     _job: Optional[Job]
+    _trusts_versions: bool
     _given_parts: Dict[str, Part]
     _fresh: Set[str]  # rank 0 has just made these files, and each rank fills in its part
     _resume: bool

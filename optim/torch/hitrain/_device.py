@@ -14,7 +14,7 @@ PyTorch's allocators reuse pinned memory and memory of the device, each block af
 import collections
 import contextlib
 import threading
-from typing import Any, Deque, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -134,11 +134,27 @@ class Copies:
         host = self.host(there, there.numel()).view(there.shape)
         if not self._has_streams:
             return Fetched(host.copy_(there), None)
-        self._back.wait_stream(torch.cuda.current_stream(self.device))
+        self.follow()
         with self._on(self._back):
             host.copy_(there, non_blocking=True)
             there.record_stream(self._back)
             return Fetched(host, self._back.record_event())
+
+    def mark(self, where: str) -> Any:
+        """An event with a time behind all that a stream was given: 'to', 'back', or 'compute', the current one. None: there are no streams."""
+        if not self._has_streams:
+            return None
+        stream = {'to': self._to, 'back': self._back}.get(where) or torch.cuda.current_stream(self.device)
+        return stream.record_event(torch.cuda.Event(enable_timing=True))
+
+    def as_here(self) -> Callable[[], Any]:
+        """Makes contexts in which another thread gives work to the stream that is the current one here."""
+        stream = torch.cuda.current_stream(self.device) if self._has_streams else None
+        return lambda: self._on(stream)
+
+    def follow(self) -> None:
+        """The stream of copies to the host goes on when the current one has come to here."""
+        self._back.wait_stream(torch.cuda.current_stream(self.device))
 
     def refuse_capture(self) -> None:
         """A graph would repeat neither what threads do nor the reads and writes of files."""

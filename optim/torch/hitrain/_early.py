@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of an offloaded model, which leave in backward: one by one, or reduced with those of other ranks."""
 import itertools
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
 from hitrain._device import Copies, DeviceFile
 from hitrain._files import ParameterFile
+from hitrain._gate import when_backward_ends
 from hitrain._mapped import MappedFile
 from hitrain._microbatches import Turns
 from hitrain._optimizer import Optimizer
@@ -34,7 +35,7 @@ class Early(Optimizer):
     def _gradient_ready(self, f: ParameterFile) -> None:
         if any(u.calls > 1 for u in self._units_of.get(f, ())):
             return  # backward may add to it: step() sends it
-        if self._turns and not self._turns.is_last and not self._holding:
+        if self._turns and not self._turns.is_final(f.tensor) and not self._holding:
             self._check_room(f)
             return  # other micro-batches will add to it
         if self._holding or f.tensor.grad is None:
@@ -63,7 +64,8 @@ class Early(Optimizer):
                 f.fetch_gradient()
             self._bucket[f] = None
             self._send_bucket(BUCKET_BYTES)
-        when_backward_ends(self._backward_ended)
+        if not (self._turns and self._copies):  # whose end is that of all its backwards
+            when_backward_ends(self._backward_ended)
 
     def _backward_ended(self) -> None:
         with self._whole_step():
@@ -174,8 +176,3 @@ class Early(Optimizer):
     def _note_open(self) -> None:
         if self._shard and self._ranks.leads and not self._open:
             self._open = self._root.number('step_open')
-
-
-def when_backward_ends(call: Callable[[], None]) -> None:
-    """For hooks of a backward."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -31,6 +31,7 @@ class ParameterFile:
     """
 
     keeps_memory = False  # whatever other memory a program gives the tensor
+    trusts_versions = False  # of PyTorch: then a tensor of the same version at the same place has the same values
 
     def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype,
                  part: Optional[Part] = None, direct: bool = False) -> None:
@@ -43,6 +44,7 @@ class ParameterFile:
         self._grad_file: Optional[io.FileIO] = None
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
+        self._same_at: Optional[Tuple[int, int]] = None  # version and place of the tensor when its checksum was the known one
         self._half_read = False
         self._pushed_in = -1  # finished steps when the tensor's own value was last written to the file
         self._grad_sent: Any = None
@@ -157,11 +159,16 @@ class ParameterFile:
 
     # -- changes from outside --
 
-    def changed(self) -> bool:
-        """Does the tensor differ from the content that its file had when both were last equal?"""
+    def changed(self, all_bytes: bool = False) -> bool:
+        """Does the tensor differ from the content that its file had when both were last equal? all_bytes: versions are not trusted."""
         if self._half_read:
             raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
-        return self._known is None or self.sum_of_values() != self._known
+        now = self.tensor._version, self.tensor.data_ptr()
+        if self.trusts_versions and not all_bytes and self._known is not None and self._same_at == now:
+            return False
+        different = self._known is None or self.sum_of_values() != self._known
+        self._same_at = None if different else now
+        return different
 
     def sum_of_values(self) -> int:
         return checksum(self.local)

@@ -15,7 +15,7 @@ import functools
 import sys
 import threading
 import weakref
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -233,3 +233,8 @@ def use_by_another_thread(model: nn.Module, backward: bool) -> str:
                 return f'the forward of a {type(frame.f_locals["self"]).__name__} runs in the thread {thread.name}'
             frame = frame.f_back
     return ''
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """For hooks of a backward."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -12,10 +12,12 @@ from torch import nn
 
 from hitrain._activations import Activations
 from hitrain._compile import CompiledForward, not_compiled
-from hitrain._early import Early, when_backward_ends
+from hitrain._early import Early
+from hitrain._gate import when_backward_ends
 from hitrain._mapped import MappedFile
 from hitrain._microbatches import Turns, run_in_turns
 from hitrain._residency import Residency, Unit
+from hitrain._segments import Segments
 
 # The optimizer of each offloaded model.
 OPTIMIZERS: 'weakref.WeakKeyDictionary[nn.Module, weakref.ref[Hooked]]' = weakref.WeakKeyDictionary()
@@ -115,7 +117,7 @@ class Hooked(Early):
         if self._turns:
             self._stop(self._turns, f'the backward of {unit.name or "the model"}')
         self._use_device()
-        if self._copies and not self._in_backward_of_device:  # and not in one within it, as of torch.utils.checkpoint
+        if self._copies and not self._turns and not self._in_backward_of_device:  # and not in one within it, as of torch.utils.checkpoint
             self._in_backward_of_device = True
             when_backward_ends(self._device_backward_ended)
         self._residency.need(unit)
@@ -200,20 +202,36 @@ class Hooked(Early):
     def _run_microbatches(self, model: nn.Module, batches: List[Any], loss_fn: Callable[[nn.Module, Any], torch.Tensor]) -> List[torch.Tensor]:
         if self._turns:
             raise RuntimeError('microbatches() runs already')
-        if self._copies:
-            raise ValueError('microbatches() takes no model with device=: backward of a GPU runs in one thread for all micro-batches')
         self._check_usable()
-        turns = self._turns = Turns(len(batches))
+        turns = self._turns = self._segments_of(len(batches)) if self._copies else Turns(len(batches))
+        cuts = [u.module.register_forward_pre_hook(functools.partial(_cut, turns, u), with_kwargs=True)
+                for u in self._residency.units if not u.stays] if isinstance(turns, Segments) else []
 
         def loss_of(batch: Any) -> torch.Tensor:
             self._note_turn(turns)
             return loss_fn(model, batch)
+
+        def backward(loss: torch.Tensor) -> None:
+            turns.stop('the end of the forward')
+            loss.backward()
         try:
-            return run_in_turns(turns, batches, loss_of)
+            if isinstance(turns, Segments):
+                losses = run_in_turns(turns, batches, loss_of, turns.ends, self._copies.as_here())  # type: ignore[union-attr]
+                self._backward_ended()
+                self._device_backward_ended()
+                return losses
+            return run_in_turns(turns, batches, loss_of, backward)
         finally:
             self._turns = None
+            for hook in cuts:
+                hook.remove()
             if self._activations:
                 self._activations.turn = (0, 0)
+
+    def _segments_of(self, count: int) -> Segments:
+        device = self._copies.device  # type: ignore[union-attr]
+        blocks = {id(f.tensor): units[0].name for f, units in self._units_of.items() if len(units) == 1 and not units[0].stays}
+        return Segments(count, device, list(self._files), blocks, lambda p: self._gradient_arises(self._files[p]))
 
     def _stop(self, turns: Turns, place: str) -> None:
         turns.stop(place)
@@ -222,6 +240,10 @@ class Hooked(Early):
     def _note_turn(self, turns: Turns) -> None:
         if self._activations:
             self._activations.turn = (turns.round, turns.turn or 0)
+
+
+def _cut(turns: Segments, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return turns.cut(unit.name, args, kwargs) if module is unit.module and not _in_backward() else None
 
 
 class _Hook:

@@ -281,7 +281,7 @@ class MappedFile(ParameterFile):
         super().read()
         return False
 
-    def changed(self) -> bool:
+    def changed(self, all_bytes: bool = False) -> bool:
         """Changes are in the file already. But after a gradient was sent the update may have replaced them."""
         return self._version_sent is not None and (self._version_sent != self.tensor._version or self._is_detached())
 

@@ -15,7 +15,7 @@ end before the first backward begins. On the CPU a backward runs in the thread t
 import contextlib
 import contextvars
 import threading
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -32,22 +32,23 @@ class Turns:
     turn       the micro-batch that runs; None: the caller's thread
     round      of turns"""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, device: torch.device = torch.device('cpu')) -> None:
         self.count, self.round = count, 0
+        self._device = device
         self.turn: Optional[int] = None
         self._changed = threading.Condition()
         self._places: List[str] = [''] * count  # where each has stopped
         self._ended = False
         self._error: Optional[BaseException] = None
-        self._random = _random_states(count)
+        self._random = _random_states(count, device)
         self._threads: List[threading.Thread] = []
 
     @property
     def is_first(self) -> bool:
         return self.turn == 0
 
-    @property
-    def is_last(self) -> bool:
+    def is_final(self, parameter: torch.Tensor) -> bool:
+        """In backward, when its gradient has got more: will no micro-batch add to it?"""
         return self.turn == self.count - 1
 
     def stop(self, place: str) -> None:
@@ -67,7 +68,7 @@ class Turns:
 
     def run(self, run_one: Callable[[int], None]) -> None:
         """Returns when run_one(index) has ended for each micro-batch; raises the error of the first that fails."""
-        before = torch.get_rng_state()
+        before = _get_random(self._device)
         try:
             for i in range(self.count):
                 thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run_one, run_one, i), daemon=True,
@@ -76,12 +77,12 @@ class Turns:
                 self._threads.append(thread)
             self._rounds()
         except BaseException:
-            torch.set_rng_state(before)
+            _set_random(self._device, before)
             raise
         finally:
             self._finish()
-        unused = all(torch.equal(now, first) for now, first in self._random)
-        torch.set_rng_state(before if unused else self._random[0][0])
+        unused = all(torch.equal(n, f) for now, first in self._random for n, f in zip(now, first))
+        _set_random(self._device, before if unused else self._random[0][0])
 
     def _rounds(self) -> None:
         while any(place != _END for place in self._places):
@@ -95,16 +96,20 @@ class Turns:
 
     def _run_turn(self, i: int) -> None:
         """One turn, with the random numbers of this micro-batch."""
-        state, first = self._random[i]
-        torch.set_rng_state(state)
-        with self._changed:
+        with self._random_of(i), self._changed:
             self.turn = i
             self._changed.notify_all()
             while self.turn is not None:
                 self._changed.wait()
             if self._error is not None:
                 raise self._error
-        self._random[i] = torch.get_rng_state(), first
+
+    @contextlib.contextmanager
+    def _random_of(self, i: int) -> Iterator[None]:
+        state, first = self._random[i]
+        _set_random(self._device, state)
+        yield
+        self._random[i] = _get_random(self._device), first
 
     def _finish(self) -> None:
         """Returns when no thread runs any more."""
@@ -139,42 +144,57 @@ class Turns:
             self._changed.wait()
 
 
-def run_in_turns(turns: Turns, batches: List[Any], loss_of: Callable[[Any], torch.Tensor]) -> List[torch.Tensor]:
-    """Forward and backward of all batches. Returns their losses."""
+def run_in_turns(turns: Turns, batches: List[Any], loss_of: Callable[[Any], torch.Tensor], backward: Callable[[torch.Tensor], None],
+                 around: Callable[[], Any] = contextlib.nullcontext) -> List[torch.Tensor]:
+    """Forward of all batches, and what backward(loss) does. Returns their losses. around: makes a context for a thread."""
     losses: List[torch.Tensor] = [torch.empty(0)] * len(batches)
-    autocast = _autocast()
+    autocasts = [_autocast(kind) for kind in ('cpu', 'cuda')]
 
     def run_one(i: int) -> None:
-        with autocast():
+        with around(), autocasts[0](), autocasts[1]():
             loss = loss_of(batches[i])
             if not isinstance(loss, torch.Tensor):
                 raise TypeError(f'loss_fn must return a tensor, the loss of one micro-batch, not {type(loss).__name__}')
             losses[i] = loss.detach()
-            turns.stop('the end of the forward')
-            loss.backward()
+            backward(loss)
     turns.run(run_one)
     return losses
 
 
-def _random_states(count: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-    """For each micro-batch the state of the default generator, now and at first. The first one has the caller's; the others begin with
-    seeds that a copy of the caller's generator draws."""
-    states = [torch.get_rng_state()]
+def _get_random(device: torch.device) -> Tuple[torch.Tensor, ...]:
+    own = (torch.get_rng_state(),)
+    return own if device.type == 'cpu' else (*own, torch.cuda.get_rng_state(device))
+
+
+def _set_random(device: torch.device, states: Tuple[torch.Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def _random_states(count: int, device: torch.device) -> List[Tuple[Tuple[torch.Tensor, ...], Tuple[torch.Tensor, ...]]]:
+    """For each micro-batch the state of the default generators, now and at first. The first one has the caller's; the others begin with
+    seeds that a copy of the caller's generator of the CPU draws."""
+    states = [_get_random(device)]
     if count > 1:
-        copy, own = torch.Generator(), torch.Generator()
-        copy.set_state(states[0])
+        copy = torch.Generator()
+        copy.set_state(states[0][0])
+        own = [torch.Generator(), *(torch.Generator(device) for _ in states[0][1:])]
         for seed in torch.randint(1 << 62, (count - 1,), generator=copy).tolist():
-            states.append(own.manual_seed(seed).get_state())
+            states.append(tuple(g.manual_seed(seed).get_state() for g in own))
     return [(state, state) for state in states]
 
 
-def _autocast() -> Callable[[], Any]:
-    """Makes contexts that have in another thread the autocast that this one has now."""
+def _autocast(kind: str) -> Callable[[], Any]:
+    """Makes contexts that have in another thread the autocast of this kind of device that this one has now."""
     try:
-        enabled, dtype = torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu')
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     except (TypeError, AttributeError):  # before PyTorch 2.4
-        enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+        if kind == 'cpu':
+            enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+        else:
+            enabled, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
     if not enabled:
         return contextlib.nullcontext
     cached = torch.is_autocast_cache_enabled()
-    return lambda: torch.autocast('cpu', dtype=dtype, cache_enabled=cached)
+    return lambda: torch.autocast(kind, dtype=dtype, cache_enabled=cached)

@@ -10,13 +10,13 @@ _BLOCK, _MIB = 4096, 1 << 20
 
 
 def _need(elements: int, tensors: int, parameter: int, masters: int, states: int, retain: int, redo: int, redo_keep: int, accumulate: int,
-          between: int) -> int:
-    """Bytes of an element of the parameter and of its master, and between the two phases of a rule; of 16 elements of its state; redo: 0, or
-    each so many-th step is full."""
+          in_phases: bool) -> int:
+    """Bytes of an element of the parameter and of its master; of 16 elements of its state; redo: 0, or each so many-th step is full."""
     content = 16 * (parameter + masters) + states + (2 if masters == 2 else 0)
-    gradient = (4 if parameter == 4 or accumulate > 1 else 2) + between
+    gradient = 4 if parameter == 4 or accumulate > 1 else 2
     times, gradients = 2 + (retain + 2 if retain else 0), 1 + (redo + redo_keep if redo else 0)
-    total = (elements // 16 + 1) * (content * times + 16 * gradient * gradients)
+    between = 2 + 2 * gradients if in_phases else 0
+    total = (elements // 16 + 1) * (content * times + 16 * (gradient * gradients + between))
     total += tensors * _BLOCK * (5 * times + gradients)
     total += total // 24 + 12 * _MIB
     total = total * 16 // 15
@@ -40,13 +40,13 @@ def bytes_of(sizes: Sequence[Tuple[torch.dtype, int]], optimizer: str, momentum:
             raise ValueError(f'a parameter has dtype {dtype}: a store trains float32, bfloat16 and float16')
     states = {32: 64, 16: 32, 8: 17}[state_bits] * (1 if name == 'sgd' and momentum else _STATES[name])  # 8: with a scale for 256 elements
     elements = sum(n for _, n in sizes)
-    return max(_need(elements, len(sizes), *_KINDS[kind], states, retain, redo, redo_keep, accumulate, 4 if name == 'muon' else 0)
+    return max(_need(elements, len(sizes), *_KINDS[kind], states, retain, redo, redo_keep, accumulate, name == 'muon')
                for kind in {dtype for dtype, _ in sizes} or {torch.float32})
 
 
 def parameters_bytes(elements: int, dtype: torch.dtype) -> int:
     """Of a model of which only its size is known: AdamW, without kept or logged steps, in tensors of a million elements."""
-    return _need(elements, elements // 1_000_000 + 1, *_KINDS[dtype], 64 * _STATES['adamw'], 0, 0, 0, 1, 0)
+    return _need(elements, elements // 1_000_000 + 1, *_KINDS[dtype], 64 * _STATES['adamw'], 0, 0, 0, 1, False)
 
 
 def store_bytes(model: Any, *, optimizer: str = 'adamw', momentum: float = 0.0, retain: int = 0, redo: bool = False, durable_every: int = 1,

@@ -13,7 +13,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterable, Mapping, Optio
 
 import torch
 
-from hitrain import _ahead, _gather, _need, _topk
+from hitrain import _ahead, _gather, _need, _topk, _trace
 from hitrain._alone import Holding
 from hitrain._attach import as_groups
 from hitrain._base import FREE_FLAGS, REFUSED_FLAGS
@@ -102,6 +102,8 @@ class Optimizer(Making):
                    the state at the next durable step. 16: bf16; 8: codes, with a scale for 256 elements. Sparse gradients of
                    embeddings and heads are better at 32
     state_bits_min parameters of fewer elements keep 32
+    trust_versions  True: step() looks for changes outside step() only in tensors whose version or place moved, and does not read all
+                   parameters for that; as with many experts. Then a change through `.data`, NumPy or another process needs commit()
     flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
                    only as False. No CUDA graph can hold a step of the store: step() refuses to be captured
 
@@ -118,7 +120,7 @@ class Optimizer(Making):
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, pack: int = 0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
                  retain_every: int = 1, job: Optional[Job] = None, resume: bool = False, state_bits: int = 32,
-                 state_bits_min: int = 4096, **flags: Any) -> None:
+                 state_bits_min: int = 4096, trust_versions: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if redo and durable_every == 1:
@@ -150,7 +152,7 @@ class Optimizer(Making):
         self._ahead = None
         self._gather = _gather.Gather(self.root)
         self._async, self._closing = async_step, False
-        self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
+        self._param_dtype, self._grad_dtype, self._trusts_versions = param_dtype, grad_dtype, trust_versions
         self.full_state_dict = full_state_dict
         self._overlap, self._holding, self._early = overlap, False, overlap
         self._given = {}
@@ -315,12 +317,19 @@ class Optimizer(Making):
         """Whether the last step changed nothing, because one of its gradients was not finite."""
         return self.skip_nonfinite and not math.isfinite(self.grad_norm)
 
+    def trace(self, path: 'os.PathLike[str] | str', steps: int = 1) -> None:
+        """Record the next steps, and write their time line in Chrome's format (Perfetto, chrome://tracing): load, compute, gradient,
+        update and publication. It is written at the end of the last of these steps, or by close(). With a shard: of this rank, in a file of its own."""
+        self._trace = _trace.begin(self, path, steps)
+
     # -- the end --
 
     def close(self, why: str = 'has closed its optimizer') -> None:
         """Release the files (an open one keeps the store from being unmounted). Committed steps stay. A step whose
         gradients are sent is taken back; finished steps stay, as far as taking back a step keeps them (see the
         text of the package)."""
+        if self._trace:
+            self._trace.end()
         if self._ahead:
             self._ahead.close()
             self._ahead = None

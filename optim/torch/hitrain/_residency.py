@@ -67,6 +67,7 @@ class Residency:
         self._promised_bytes = 0  # of held_bytes: nothing is loaded there before others have left
         self.waited_seconds = 0.0
         self._running: List[Unit] = []  # whose forward runs
+        self._recomputed: List[Unit] = []  # of these: in backward, by a checkpoint that may not go on to the end
         self._recent: Deque[Unit] = collections.deque(maxlen=2)  # whose backward runs
         self._backward = False
         self._uses: List[Unit] = []  # of this step
@@ -94,6 +95,8 @@ class Residency:
                 if unit.module.training and counts:
                     unit.calls += 1
             self._running.append(unit)
+            if recomputed:
+                self._recomputed.append(unit)
         self._use(unit)
 
     def leave(self, unit: Unit) -> None:
@@ -109,6 +112,8 @@ class Residency:
             return
         with self._changed:
             self._backward = True
+            self._running = [u for u in self._running if u not in self._recomputed]
+            self._recomputed = []
             if unit in self._recent:
                 self._recent.remove(unit)
             self._recent.append(unit)
@@ -127,7 +132,7 @@ class Residency:
         with self._changed:
             uses, self._uses = self._uses, []
             computes, self._computes = self._computes, []
-            self._running, self._backward = [], False
+            self._running, self._recomputed, self._backward = [], [], False
             self._recent.clear()
             for u in self.units:
                 u.calls = 0

@@ -42,14 +42,14 @@ class Sending(Undoing):
 
     def _push_changed(self) -> None:
         for f in self._parameter_files():
-            if f.changed():
+            if f.changed(all_bytes=True):
                 self._push(f)
                 if self._shard and not f.part:
                     self._pushed_alone[f] = None
 
     def _push_parts(self) -> None:
         for f in self._parameter_files():
-            if f.part and f.changed():
+            if f.part and f.changed(all_bytes=True):
                 self._push(f)
 
     def _push(self, f: ParameterFile) -> None:

@@ -171,6 +171,15 @@ class Stepping(Sending):
                 f.published()
             self._step = self._root.number('step')
 
+    def commit_together(self) -> None:
+        """commit(), with a shard on all ranks: each rank's own changes of parts count, too."""
+        with Alone(self._users, 'commit_together()'):
+            self._check_usable()
+            self._ranks.together('commit_together()', dict if self._ranks.leads else self._push_parts)
+            self._ranks.together('the commit', self.commit if self._ranks.leads else dict)
+            for f in self._parameter_files():
+                f.published()
+
     def snapshot(self, name: str = '') -> None:
         """commit(), and keep the step: `.hitrain/snap` below the root has its files, and `hitrainctl rollback` goes back to it. name:
         instead of its number. OSError: the store did not keep it, but the commit is done. With a shard: rank 0 alone."""

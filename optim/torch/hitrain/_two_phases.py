@@ -37,6 +37,7 @@ class TwoPhases(Optimizer):
     _others: Any  # a class of hitrain.optim
     _others_defaults: Dict[str, Any]
     _form: str
+    _in_store: bool  # the store orthogonalises
     _group_of: Dict[torch.Tensor, Dict[str, Any]]
 
     def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
@@ -58,6 +59,9 @@ class TwoPhases(Optimizer):
         words = super()._config_words(group)
         if self._uses_muon(group):
             words['adjust_lr'] = group['adjust_lr_fn'] or 'original'
+            if self._in_store:
+                words.update(ns='store', ns_steps=str(group['ns_steps']), eps=repr(float(group['eps'])))
+                words.update((f'ns_{k}', repr(float(n))) for k, n in zip('abc', group['ns_coefficients']))
         return words
 
     # -- state --
@@ -134,7 +138,7 @@ class TwoPhases(Optimizer):
     # -- between the phases --
 
     def _between_phases(self, files: List[ParameterFile]) -> None:
-        matrices = [self._matrix(f) for f in files if self._blocks_of(f)]
+        matrices = [] if self._in_store else [self._matrix(f) for f in files if self._blocks_of(f)]
         if not matrices:
             return
         said = self._ranks.together('the norm of the step', self._prepare)[0]
@@ -192,10 +196,13 @@ def check_muon(group: Dict[str, Any]) -> None:
         raise ValueError(f'ns_coefficients must be three numbers, not {numbers!r}')
 
 
-def check_form(form: str) -> str:
+def check_form(ns: str, form: str) -> None:
+    if ns not in ('client', 'store'):
+        raise ValueError(f'ns must be client or store, not {ns!r}')
     if form not in NS_FORMS:
         raise ValueError(f'ns_form must be {" or ".join(NS_FORMS)}, not {form!r}')
-    return form
+    if ns == 'store' and form != 'plain':
+        raise ValueError('ns_form is for ns=client: the store has the plain form')
 
 
 def _is_finite(n: Any) -> bool:

@@ -95,9 +95,11 @@ class Muon(TwoPhases):
 
     params         groups as muon_groups() makes them. Those with use_muon=False follow `others`, and have that rule's hyper-parameters and
                    defaults. Groups without use_muon are Muon's, and refuse all but matrices. 'split' of a group: see muon_groups()
-    ns_steps, ns_coefficients, eps  of Newton-Schulz, which this process computes where the parameter is, or on the device of offload()
+    ns_steps, ns_coefficients, eps  of Newton-Schulz, computed where the parameter is, or on the device of offload()
     adjust_lr_fn   'original', 'match_rms_adamw' or 'spectral_unclamped', as in torch.optim, of each block; None: 'original'
     others         adamw, adam, sgd, lion or adagrad
+    ns             'client': this process orthogonalises. 'store': the daemon does, with the same bits for any number of threads; slow for large
+                   matrices, and refused for blocks that take more than 256 MiB meanwhile. It starts as soon as a gradient is whole
     ns_form        'gram': on the Gram matrix, in f32. It takes fewer operations for matrices that are more than twice as long as wide
     options        those of Optimizer, but topk. pack= takes parameters of `others` alone
 
@@ -106,14 +108,15 @@ class Muon(TwoPhases):
 
     def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', lr: Number = 1e-3, *, momentum: float = 0.95, nesterov: bool = True,
                  weight_decay: float = 0.1, ns_steps: int = 5, ns_coefficients: Tuple[float, float, float] = (3.4445, -4.775, 2.0315),
-                 eps: float = 1e-7, adjust_lr_fn: Optional[str] = 'original', others: str = 'adamw', ns_form: str = 'plain',
-                 maximize: bool = False, **options: Any) -> None:
+                 eps: float = 1e-7, adjust_lr_fn: Optional[str] = 'original', others: str = 'adamw', ns: str = 'client',
+                 ns_form: str = 'plain', maximize: bool = False, **options: Any) -> None:
         if others not in RULES or others == self.rule:
             raise ValueError(f'others must be {", ".join(r for r in RULES if r != self.rule)}, not {others!r}')
         if options.get('topk'):
             raise ValueError('Muon takes no topk: a matrix of few elements has another orthogonal one')
         self._others, self._others_defaults = RULES[others], defaults_of(RULES[others])
-        self._form, self._group_of = check_form(ns_form), {}
+        check_form(ns, ns_form)
+        self._in_store, self._form, self._group_of = ns == 'store', ns_form, {}
         super().__init__(params, root, {'lr': lr, 'momentum': momentum, 'nesterov': nesterov, 'weight_decay': weight_decay, 'maximize': maximize,
                                         'ns_steps': ns_steps, 'ns_coefficients': ns_coefficients, 'eps': eps,
                                         'adjust_lr_fn': adjust_lr_fn, 'use_muon': True, 'split': None}, **options)

@@ -171,21 +171,38 @@ TEST(a_read_ahead_takes_room_from_later_images)
     uint32_t slot[5], n;
 
     fill_in_order(a, place, 5, slot);
-    n = ht_arena_get_ahead(a, 72, HT_NUMA_INDEX_ANY); /* the free one */
+    n = ht_arena_get_ahead(a, 1 << 20, 72, HT_NUMA_INDEX_ANY); /* the free one */
     ck_assert_uint_ne(n, HT_SLOT_NONE);
     ht_arena_attach(a, n, a, 100, false);
-    ck_assert_uint_eq(ht_arena_get_ahead(a, 72, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 1 << 20, 72, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     for (unsigned i = 0; i < 3; i++) {
-        n = ht_arena_get_ahead(a, 30, HT_NUMA_INDEX_ANY);
+        n = ht_arena_get_ahead(a, 1 << 20, 30, HT_NUMA_INDEX_ANY);
         ck_assert_uint_eq(n, slot[order[i]]);
         ht_arena_attach(a, n, a, i, false);
         ht_arena_verify(a);
     }
-    ck_assert_uint_eq(ht_arena_get_ahead(a, 30, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 1 << 20, 30, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
     /* Callers still take what they need. */
     ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
     ht_arena_order_end(a);
-    ck_assert_uint_eq(ht_arena_get_ahead(a, 11, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 1 << 20, 11, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+}
+
+/* One of half a slot divides the slot that it takes; the next one takes the other half, and nothing goes for it. */
+TEST(a_small_read_ahead_takes_a_part_of_a_later_image)
+{
+    static const uint64_t place[] = {20, 50};
+    struct ht_arena *a = arena(2);
+    uint32_t slot[2], n;
+
+    fill_in_order(a, place, 2, slot);
+    for (unsigned i = 0; i < 2; i++) {
+        n = ht_arena_get_ahead(a, 1 << 19, 30, HT_NUMA_INDEX_ANY);
+        ck_assert_uint_eq(n, slot[1] + 8 * i);
+        ht_arena_attach(a, n, a, 100 + i, false);
+        ht_arena_verify(a);
+    }
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 1 << 19, 30, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
 }
 
 TEST(after_the_order_the_clock_takes_its_images)

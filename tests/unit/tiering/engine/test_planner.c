@@ -259,6 +259,42 @@ TEST(a_plan_reads_before_the_reader_asks)
     done();
 }
 
+/* Beside each layer there is state of fewer bits, whose chunks take half of a slot: reads of the plan bring it, too. */
+TEST(a_plan_reads_what_takes_a_part_of_a_slot)
+{
+    enum { HALF = MIB / 2 };
+    struct ht_obj *o[LAYERS], *state[LAYERS];
+    uint64_t missed = 0;
+
+    begin(256);
+    memset(buf, 7, HALF);
+    for (unsigned i = 0; i < LAYERS; i++) {
+        o[i] = tensor_of(1);
+        state[i] = object(MIB, 0);
+        put_all(state[i], 0, buf, HALF);
+        ck_assert_int_eq(ht_obj_sync(state[i]), 0);
+        ht_obj_evict(state[i]);
+    }
+    for (unsigned n = 0; n < PASSES + 4; n++) {
+        missed = 0;
+        for (unsigned i = 0; i < LAYERS; i++) {
+            read_chunk(o[i], 0);
+            ht_store_readahead(s);
+            uint64_t before = stats().device_read_bytes;
+            ck_assert_int_eq(ht_obj_read(state[i], 0, buf, HALF), HALF);
+            missed += (stats().device_read_bytes - before) / HALF;
+            ht_store_readahead(s);
+        }
+        if (n == PASSES - 1)
+            ht_store_plan(s);
+    }
+    ck_assert(plan_stats().active);
+    ck_assert_uint_le(missed, LAYERS / 8);
+    for (unsigned i = 0; i < LAYERS; i++)
+        put_objects(o[i], state[i]);
+    done();
+}
+
 /*
  * A program wants a layer earlier than the plan needs it, or one that the plan does not have. It gets the place of a
  * layer that is needed later, so that the next layers are still there.
