@@ -141,8 +141,9 @@ class Archiver:
         """Of the other ranks: a logged step that follows, or what rank 0 calls."""
         if self.log:
             state, entry = state_of(self.root), self.newest()
-            if entry and self.lineage == state.lineage and max(entry.last, state.first - 1) == entry.last < state.last and \
-                    self.logged(entry.last + 1):
+            # In a new epoch rank 0 may call a full step first, and a logged one that is there already would be of another history.
+            if entry and entry.epoch == self.writer.epoch and self.lineage == state.lineage and \
+                    max(entry.last, state.first - 1) == entry.last < state.last and self.logged(entry.last + 1):
                 return True
         now, known = time.monotonic(), names_of(self.root)
         if known != self.known:
@@ -157,8 +158,8 @@ class Archiver:
         self.look_at = self.look_wait = LOOK_S_MIN
         return True
 
-    def number(self):
-        return int(os.getxattr(self.root, b'user.hitrain.step'))
+    def number(self, word=b'step'):
+        return int(os.getxattr(self.root, b'user.hitrain.' + word))
 
     def turn_kept(self):
         kept = self.newest_kept(lambda step: step % self.every == 0)
@@ -301,6 +302,8 @@ class Archiver:
                     return self.logged(step)
                 except Gone:
                     pass
+            if self.number(b'durable_step') < step:
+                return False
         else:
             kept = self.newest_kept(lambda number: number == step)
             if kept:

@@ -85,7 +85,7 @@ class Archiver(product.Archiver):
     def listed(self):
         return max((e.last for e in self.writer.head.entries), default=0)
 
-    def number(self):
+    def number(self, word=None):
         return min(max(FIRST, self.listed() + 1), LAST)
 
     def state(self):
