@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl restore --shard: a job of one number of ranks, each with a store, goes on with another number of them."""
+"""hitrainctl restore --shard: a job of one number of ranks, each with a store, goes on with another number."""
 import io
 import json
 import os
