@@ -55,9 +55,9 @@ def set_step(path, model, root, step):
 
 
 def finish(path, staging, builder, step, then):
-    """A model at its step, durable, at its name. then(): what comes before that. To move a directory its owner needs to be able to write to it. A model that
-    its owner may not write to gets its mode after it has its name: a crash in between leaves it whole, at its name, and
-    writable.
+    """A model at its step, durable, at its name. then(): what comes before that. To move a directory its owner needs to be able
+    to write to it. A model that its owner may not write to gets its mode after it has its name: a crash in between leaves it
+    whole, at its name, and writable.
     """
     mode = builder.root.mode
     later = os.geteuid() != 0 and not mode & stat.S_IWUSR
