@@ -310,9 +310,17 @@ static bool take_name(const char *at, const char *end, struct ht_command *out)
     return copy_name(at, end, out->name);
 }
 
-static bool take_name_or_nothing(const char *at, const char *end, struct ht_command *out)
+/* A name, and a condition: both, either, or nothing. */
+static bool take_snapshot(const char *at, const char *end, struct ht_command *out)
 {
-    return at == end || take_name(at, end, out);
+    const char *stop = end_of_word(at, end);
+
+    if (at < end && !behind(at, stop, "if=")) {
+        if (!take_name(at, stop, out))
+            return false;
+        at = skip_blanks(stop, end);
+    }
+    return take_condition(at, end, out);
 }
 
 static bool take_name_or_all(const char *at, const char *end, struct ht_command *out)
@@ -402,8 +410,8 @@ static const struct word {
     {"scrub", HT_COMMAND_SCRUB, false, take_start_or_stop, "start or stop"},
     {"trim", HT_COMMAND_TRIM, false, NOTHING},
     {"background", HT_COMMAND_BACKGROUND, false, take_pause, "pause or resume, and maybe engine=NAME"},
-    {"snapshot", HT_COMMAND_SNAPSHOT, true, take_name_or_nothing,
-     "a name of 1 to 64 letters, digits and . _ : -, or nothing"},
+    {"snapshot", HT_COMMAND_SNAPSHOT, true, take_snapshot,
+     "a name of 1 to 64 letters, digits and . _ : -, " OPEN_STEP ", both, or nothing"},
     {"forget", HT_COMMAND_FORGET, true, take_name_or_all, "the number or name of a kept step, or * for all"},
     {"rollback", HT_COMMAND_ROLLBACK, true, take_name, "the number or name of a kept step"},
     {"clone", HT_COMMAND_CLONE, true, take_clone,

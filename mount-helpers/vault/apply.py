@@ -10,11 +10,13 @@ import fcntl
 import os
 import re
 import stat
+import struct
 
 from changes import number, word
 from control import open_ctl, tell
 from entry import FOLLOW, HIDDEN, PREFIX
-from kept import open_folder
+from kept import open_below as open_file_below, open_folder, state_path
+from logged_vault import Fetch, FromVault
 from logged import ELEMENT_BYTES, SPARSE, File, FileBlock, Numbers, Piece, Settings, decode
 from objects import Damage, Failure
 from places import BLOCK_BYTES
@@ -29,13 +31,17 @@ class Other(Failure):
     """The copy is at another step than what would follow."""
 
 
-class Copy:
-    """The model root at path, locked for this program. One thread."""
+# A parameter took a step, and nothing of it is computed here: its count of updates then. Before the step opens.
+Counted = collections.namedtuple('Counted', 'path updates')
 
-    def __init__(self, path):
+
+class Copy:
+    """The model root at path, locked for this program. folder: its Handle, if it has another name yet. One thread."""
+
+    def __init__(self, path, folder=None):
         self.path = path
         try:
-            self.folder = open_folder(os.path.realpath(path))
+            self.folder = folder or open_folder(os.path.realpath(path))
             fcntl.flock(self.folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.ctl = open_ctl(self.folder)
         except BlockingIOError:
@@ -47,9 +53,10 @@ class Copy:
         self._take_back_what_was_left()
 
     def close(self):
-        if self.to:
+        if self.to is not None:
             os.close(self.to)
         self.to = None
+        fcntl.flock(self.folder.fd, fcntl.LOCK_UN)
 
     def _number(self, name):
         return int(word(f'/proc/self/fd/{self.folder.fd}', name) or 0)
@@ -183,6 +190,10 @@ class Copy:
         elif isinstance(item, Settings):
             self.open = True
             os.setxattr(self.folder.fd, PREFIX + b'optimizer', item.text)
+        elif isinstance(item, Counted):
+            self.open = True
+            count = open_file_below(self.folder, state_path(item.path, b'step'), os.O_WRONLY)
+            write_at(count.fd, struct.pack('<f', item.updates), 0)
 
     def _end_content(self):
         """The close of a gradient hands it over. A file gets its mode and time."""
@@ -196,6 +207,42 @@ class Copy:
                 os.utime(to, ns=(os.fstat(to).st_atime_ns, file.mtime_ns))
         finally:
             os.close(to)
+
+
+class Begin:
+    """No step yet: the model is a copy from the first moment of its name on."""
+
+    @staticmethod
+    def apply(path, folder, end):
+        copy = Copy(path, folder)
+        copy.begin_at(end.lineage, end.digest)
+        copy.close()
+
+
+class Steps:
+    """Logged steps of a rank that follow a full one, of a chain that is proven. fetch: counts what they bring."""
+
+    def __init__(self, engine, vault, job, steps, rank=0):
+        self.engine, self.vault, self.job, self.steps, self.rank = engine, vault, job, steps, rank
+        self.fetch = Fetch(engine)
+
+    def manifest(self, step, summary):
+        return FromVault(self.engine, self.vault.uuid, self.job, step.step, step.epoch, summary, self.fetch)
+
+    def items(self, step):
+        return self.manifest(step, step.summaries[self.rank])
+
+    def apply(self, path, folder, end):
+        """folder: a Handle of a model at the full step, whose end mark is given."""
+        copy = Copy(path, folder)
+        try:
+            copy.begin_at(end.lineage, end.digest)
+            for step in self.steps:
+                copy.apply(step.step, self.items(step))
+            os.removexattr(folder.fd, FOLLOW)
+            copy.command(b'commit')
+        finally:
+            copy.close()
 
 
 def open_below(folder, path, make):

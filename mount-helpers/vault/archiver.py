@@ -6,6 +6,7 @@ too far behind the logged steps archives a full step and goes on. With several r
 and the other ones archive that, if they keep it. A vault that is silent, full or gone makes it wait; lines
 on standard error say so (vault-behind), at most once an hour. Another archiver of this rank ends it (vault-fenced).
 """
+import errno
 import os
 import time
 
@@ -35,6 +36,10 @@ LOOK_S_MIN, LOOK_S_MAX = 0.2, 5     # of the other ranks, for what rank 0 calls
 BEHIND_S, BEHIND_AGAIN_S = 60, 3600
 SNAPSHOT = 'hitrain-archive'
 FENCED = 3                  # exit status: a unit that restarts it must not fight for the job
+
+
+class Busy(Failure):
+    """A step is open, or a trainer has claimed the model: it has to end first."""
 
 
 class Pause:
@@ -117,7 +122,7 @@ class Archiver:
                 continue            # rank 0 has gone on to another one
             except NoProgram:
                 raise
-            except (EngineError, Gone) as e:
+            except (EngineError, Gone, Busy) as e:
                 self.pause(e)
                 continue
             if not did:
@@ -135,7 +140,8 @@ class Archiver:
         """Of the other ranks: what rank 0 calls, or a logged step that follows, in an epoch in which nothing is called."""
         if self.log and self.writer.epoch == self.quiet:
             state, entry = state_of(self.root), self.newest()
-            if entry and self.lineage == state.lineage and state.first <= entry.last + 1 <= state.last:
+            # In a new epoch rank 0 may call a full step first, and a logged one that is there already would be of another history.
+            if entry and entry.epoch == self.writer.epoch and self.lineage == state.lineage and state.first <= entry.last + 1 <= state.last:
                 if self.logged(entry.last + 1):
                     return True
                 self.look_at = 0
@@ -156,8 +162,8 @@ class Archiver:
         self.quiet = self.writer.epoch
         return bool(wanted and self.give(wanted))
 
-    def number(self):
-        return int(os.getxattr(self.root, b'user.hitrain.step'))
+    def number(self, word=b'step'):
+        return int(os.getxattr(self.root, b'user.hitrain.' + word))
 
     def turn_kept(self):
         kept = self.newest_kept(lambda step: step % self.every == 0)
@@ -220,16 +226,14 @@ class Archiver:
         return self.full_present()
 
     def full_present(self):
-        if os.getxattr(self.root, b'user.hitrain.step_open') != b'0':
-            return False            # keeping a step would end the one that is open
-        self.command(f'forget {SNAPSHOT}', may_fail=True)
-        self.command(f'snapshot {SNAPSHOT}')
+        self.command(f'forget {SNAPSHOT}', errno.ENOENT)
+        self.command(f'snapshot {SNAPSHOT} if=0')   # without the condition it would end a step that is open
         try:
             return self.full(Kept(self.root, SNAPSHOT))
         finally:
-            self.command(f'forget {SNAPSHOT}', may_fail=True)
+            self.command(f'forget {SNAPSHOT}', errno.EBUSY, errno.ENOENT)
 
-    def command(self, line, may_fail=False):
+    def command(self, line, *fine):
         try:
             ctl = open_ctl(open_folder(os.path.realpath(self.root)))
         except OSError as e:
@@ -237,8 +241,8 @@ class Archiver:
         try:
             tell(ctl, line.encode())
         except OSError as e:
-            if not may_fail:
-                raise Failure(f'{self.root}: {line}: {e.strerror}') from None
+            if e.errno not in fine:
+                raise (Busy if e.errno in (errno.EBUSY, errno.ESTALE) else Failure)(f'{self.root}: {line}: {e.strerror}') from None
 
     # ---- one step ----
 
@@ -302,6 +306,8 @@ class Archiver:
                     return self.logged(step)
                 except Gone:
                     pass
+            if self.number(b'durable_step') < step:
+                return False
         else:
             kept = self.newest_kept(lambda number: number == step)
             if kept:

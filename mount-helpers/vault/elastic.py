@@ -8,6 +8,7 @@ other ranks are holes.
 import collections
 import dataclasses
 import functools
+import importlib
 
 from archive import digest_of
 from archived import Archived, Blocks, Fetch, OfManifest, shared
@@ -28,8 +29,8 @@ TRAINED = b'f32', b'bf16', b'f16'
 WIDTH_MAX = 4                   # bytes of a state for each byte of its parameter
 COUNTER = b'step'               # the state that all ranks have alike
 
-# here: bytes that the base had; least: bytes that no even division could save.
-Resharded = collections.namedtuple('Resharded', 'step rank ranks table end fetched here least')
+# here: bytes that the base had; least: bytes that no even division could save; logged: steps that were computed.
+Resharded = collections.namedtuple('Resharded', 'step rank ranks table end fetched here least logged')
 
 
 def tables(found, ranks, lost):
@@ -56,7 +57,8 @@ def is_parameter(e):
 
 
 class Content:
-    """A file or state whose blocks have owners. blocks: of the parameter, each with width bytes of this for each of its own."""
+    """A file or state whose blocks have owners. blocks: of the parameter, each with width bytes of this for each of its own;
+    width 0: all ranks have the same."""
 
     def __init__(self, of, size, blocks, width):
         self.of, self.size, self.blocks, self.width = of, size, blocks, width
@@ -101,9 +103,9 @@ class Shard:
 
     @staticmethod
     def state(file, s):
-        if s.name == COUNTER:
-            return None
         path = file.of[0]
+        if s.name == COUNTER:
+            return Content((path, s.name), s.size, 0, 0)
         if not file.size or s.size % file.size or s.size // file.size > WIDTH_MAX:
             raise Failure(f'{os_text(path)}: its state {os_text(s.name)} has no element for each of the parameter\'s')
         return Content((path, s.name), s.size, file.blocks, s.size // file.size)
@@ -122,7 +124,7 @@ class Shard:
                 needed = b''
                 if content:
                     found[content.of] = Blocks(content.size)
-                    needed = self.needed(rank, content.blocks, content.width)
+                    needed = self.needed(rank, content.blocks, content.width) if content.width else b'\1'
         return found
 
     def find_needed(self, rank, blocks, width):
@@ -171,12 +173,14 @@ class Shard:
 
     def places(self, own, content, parts):
         """Of one file or state, in order. own: what the manifest of names has of it."""
-        if not content:
-            yield from parse_places(own.places) if own.places else ()
-            return
-        for q, part in parts.items():
+        for q, part in parts.items() if content else ():
             if content.of not in part or part[content.of].size != content.size:
                 raise Failure(f'{os_text(content.of[0])}: ranks {self.names} and {q} have it in different sizes, or not at all')
+            if not content.width and part[content.of].places[-16:] != own.places[-16:]:
+                raise Failure(f'{os_text(content.of[0])}: ranks {self.names} and {q} have taken different numbers of steps')
+        if not content or not content.width:
+            yield from parse_places(own.places) if own.places else ()
+            return
         before, now = self.owners(content.blocks)
         last, gets = -(-content.size // BLOCK_BYTES), 0
         for b in range(content.blocks):
@@ -215,12 +219,12 @@ def find_base(root, engine, vault, job):
 def from_chain(path, engine, vault, job, chain, shard, lost=None, base_root=None):
     """Resharded. chain: that of jobs.chain_of; shard: (rank, ranks)."""
     found, *logged = chain
-    if logged:
-        raise Failure(f'{job}: step {logged[-1].step} is logged, and --shard restores full steps: name {job}@{found.step}, the '
-                      'full one before it')
     rank, ranks = shard
     of = Shard(found, rank, ranks, lost)
     fetch = Fetch(engine)
+    steps = logged and importlib.import_module('elastic_steps').ElasticSteps(engine, vault, job, logged, of)
+    if steps:
+        steps.check()
 
     def manifest(q):
         return OfManifest(engine, vault.uuid, job, found.step, found.epoch, found.summaries[q])
@@ -236,16 +240,23 @@ def from_chain(path, engine, vault, job, chain, shard, lost=None, base_root=None
             making.take(item)
         least = of.least if base_root and of.former is not None else of.bytes
         return found.step, Resharded(found.step, rank, ranks, shards.text_of(of.after), item, fetch.fetched,
-                                     of.bytes - fetch.fetched, min(least, fetch.fetched))
-    return make(path, fill)
+                                     of.bytes - fetch.fetched, min(least, fetch.fetched), 0)
+    done = make(path, fill, steps)
+    if not steps:
+        return done
+    came = steps.fetch.fetched
+    return done._replace(step=logged[-1].step, fetched=done.fetched + came, least=done.least + came, logged=len(logged))
 
 
 def report(path, r, as_json, out):
     from json import dumps
     if as_json:
-        out.write(dumps({'path': path, 'step': r.step, 'rank': r.rank, 'ranks': r.ranks, 'shards': r.table,
-                         'digest': r.end.digest.hex(), 'entries': r.end.entries, 'bytes': r.end.bytes, 'here_bytes': r.here,
-                         'fetched_bytes': r.fetched, 'least_bytes': r.least}) + '\n')
-    else:
-        out.write(f'{path}: rank {r.rank} of {r.ranks} at step {r.step}: {size_text(r.end.bytes)}, of which {size_text(r.here)} '
-                  f'were here; {size_text(r.fetched)} fetched, and the least is {size_text(r.least)}\n')
+        about = {'path': path, 'step': r.step, 'rank': r.rank, 'ranks': r.ranks, 'shards': r.table}
+        about.update({'logged': r.logged} if r.logged else {'digest': r.end.digest.hex()})
+        out.write(dumps({**about, 'entries': r.end.entries, 'bytes': r.end.bytes, 'here_bytes': r.here, 'fetched_bytes': r.fetched,
+                         'least_bytes': r.least}) + '\n')
+        return
+    out.write(f'{path}: rank {r.rank} of {r.ranks} at step {r.step}: {size_text(r.end.bytes)}, of which {size_text(r.here)} '
+              f'were here; {size_text(r.fetched)} fetched, and the least is {size_text(r.least)}\n')
+    if r.logged:
+        out.write(f'{r.logged} logged steps computed\n')

@@ -20,6 +20,7 @@ PIECE_BYTES_MAX = 2 << 20                           # of a gradient, in one piec
 SUMMARY_BYTES_MAX = 1 << 30
 SETTINGS_BYTES_MAX = 4096
 NUMBERS_BYTES = 72
+OF_MATRICES = 4                                     # the version of such a summary
 ELEMENT_BYTES = {1: 4, 2: 2, 3: 2}                  # of dtypes that are trained: f32, bf16, f16
 
 _FILE = struct.Struct('<8sIIQQQQ16x')
@@ -62,9 +63,9 @@ class Logged:
             raise Failure(f'{self.name}: {e.strerror}') from None
         try:
             self._read()
-        except Damage as e:
+        except Failure as e:
             self.close()
-            raise Damage(f'{self.name}: {e}') from None
+            raise type(e)(f'{self.name}: {e}') from None
         except OSError as e:
             self.close()
             raise (Gone if e.errno in (errno.ENOENT, errno.ESTALE) else Failure)(f'{self.name}: {e.strerror}') from None
@@ -105,6 +106,8 @@ class Logged:
 
     def _take_summary(self, data):
         version, _, step, params, pieces = _HEAD.unpack_from(data)
+        if version == OF_MATRICES:
+            raise Failure('this logged step has orthogonalised updates, as of muon, which no vault and no pipe carries: leave out --log')
         self._check_version('summary', version, 3)
         form = _CODED if version >= 2 else _PIECE
         if not version or step != self.step or params * NUMBERS_BYTES + pieces * form.size != len(data) - _HEAD.size:

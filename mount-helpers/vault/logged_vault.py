@@ -115,30 +115,25 @@ def to_vault(log, items, files, vault, writer, put, owner, base, shards, rate=No
     new = sum(s.bytes() for s in packer.segments)
     summary = heads.Summary(heads.LOGGED, writer.rank, writer.ranks, 1, end.bytes, new, end.sum, heads.NOTHING, log.lineage, base,
                             time.time_ns(), writer.store, writer.host, '', shards)
-    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own, still)
+    return writer.commit(log.step, lambda epoch: assemble(vault.uuid, log.step, epoch, summary, set(own), records)[0], own, still, base)
 
 
-class FromVault(OfManifest):
-    """The items of a rank's logged step, with bytes as content. fetched counts them."""
+class Fetch:
+    """in_order(items): the items, with bytes in place of each Place. fetched counts them."""
 
-    def __init__(self, engine, uuid, job, step, epoch, summary):
-        self.step, self.fetched = step, 0
-        super().__init__(engine, uuid, job, step, epoch, summary)
+    def __init__(self, engine):
+        self.engine, self.fetched = engine, 0
 
-    def __iter__(self):
+    def in_order(self, items):
         waiting, pool = collections.deque(), concurrent.futures.ThreadPoolExecutor(FETCHERS)
         try:
-            for item in Reader(self.pieces.records(), self.step, in_pipe=False):
+            for item in items:
                 content = getattr(item, 'content', None)
-                if content and content.lease << SEGMENT_BITS | content.n not in self.pieces.segments:
-                    raise Damage('a piece lies in a segment that it does not name')
                 waiting.append((item, content and pool.submit(self._fetch, content)))
                 if len(waiting) > FETCHES_AHEAD:
                     yield self._finish(waiting.popleft())
             while waiting:
                 yield self._finish(waiting.popleft())
-        except Damage as e:
-            raise self.damage(e) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -162,3 +157,24 @@ class FromVault(OfManifest):
         if len(data) < place.stored or sum64(data) != place.sum or sum128(data) != place.raw_sum:
             raise Damage(f'{key} at {at}: its checksum is wrong')
         return data
+
+
+class FromVault(OfManifest):
+    """The items of a rank's logged step. places(): with a Place as content. Iterates with bytes."""
+
+    def __init__(self, engine, uuid, job, step, epoch, summary, fetch=None):
+        self.step, self.fetch = step, fetch or Fetch(engine)
+        super().__init__(engine, uuid, job, step, epoch, summary)
+
+    def places(self):
+        try:
+            for item in Reader(self.pieces.records(), self.step, in_pipe=False):
+                content = getattr(item, 'content', None)
+                if content and content.lease << SEGMENT_BITS | content.n not in self.pieces.segments:
+                    raise Damage('a piece lies in a segment that it does not name')
+                yield item
+        except Damage as e:
+            raise self.damage(e) from None
+
+    def __iter__(self):
+        return self.fetch.in_order(self.places())

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step through a pipe: a manifest with blocks in place of places (docs/vault-format.md)."""
 import fcntl
-import mmap
 import os
 import select
 import threading
@@ -77,9 +76,8 @@ class Input:
         widen(fd)
 
     def get(self, count):
-        """A buffer of so many bytes; fewer at the end. A large one begins on a page: the kernel cuts a write of 1 MiB from another place into two
-        requests, and state in 8 bits is rounded anew where a request ends within one of its blocks."""
-        data = mmap.mmap(-1, count) if count >= mmap.PAGESIZE else bytearray(count)
+        """A buffer of so many bytes; fewer at the end."""
+        data = bytearray(count)
         view, done = memoryview(data), 0
         while done < count:
             stop.check()

@@ -14,6 +14,9 @@ from tree import Want, failed, failure
 
 THREADS = 4
 AHEAD = 12                      # blocks
+# The kernel makes one request of so many bytes wherever they lie in memory. Of a block of 1 MiB it makes two, unless that begins
+# on a page, and state in 8 bits is rounded anew where a request ends within one of its blocks.
+REQUEST_BYTES = 512 << 10
 
 # give(): the caller has done with data.
 Read = collections.namedtuple('Read', 'index data raw_sum give')
@@ -53,7 +56,7 @@ def write_at(fd, data, at):
     """All of it. OSError."""
     view = memoryview(data)
     while len(view):
-        count = os.pwrite(fd, view, at)
+        count = os.pwrite(fd, view[:REQUEST_BYTES], at)
         if not count:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         view, at = view[count:], at + count

@@ -6,6 +6,7 @@ the right digest, it gets its step, is committed and moves to its name. Until th
 the next program does (staging.py).
 """
 import collections
+import importlib
 import os
 import stat
 
@@ -15,7 +16,7 @@ from build import Builder
 from control import open_ctl, tell
 from entry import PREFIX, attribute
 from kept import Kept, names_of
-from manifest import End, Reader
+from manifest import Base, End, Reader
 from objects import Damage, Failure
 from pipe import Input
 from say import Progress
@@ -53,16 +54,17 @@ def set_step(path, model, root, step):
         raise Failure(f'{path}: cannot set step {step}: {e.strerror}') from None
 
 
-def finish(path, staging, builder, step):
-    """A model at its step, durable, at its name. To move a directory its owner needs to be able to write to it. A model that
-    its owner may not write to gets its mode after it has its name: a crash in between leaves it whole, at its name, and
-    writable.
+def finish(path, staging, builder, step, then):
+    """A model at its step, durable, at its name. then(): what comes before that. To move a directory its owner needs to be able
+    to write to it. A model that its owner may not write to gets its mode after it has its name: a crash in between leaves it
+    whole, at its name, and writable.
     """
     mode = builder.root.mode
     later = os.geteuid() != 0 and not mode & stat.S_IWUSR
     set_step(path, staging.model, builder.root, step)
     builder.root.mode = mode | (stat.S_IWUSR if later else 0)
     commit(path, staging.model, builder.finish_root)
+    then()
     staging.publish()
     if later:
         builder.root.mode = mode
@@ -91,9 +93,9 @@ class Making:
         self.builder.take(item)
 
 
-def make(path, fill):
+def make(path, fill, steps=None):
     """A new model root at path. fill(Making) calls begin(), gives all parts of the step to take(), and returns (step, what
-    this returns). Failure leaves nothing.
+    this returns, with the end mark as end). steps: of logged steps that follow (apply.Steps). Failure leaves nothing.
     """
     stop.catch()
     making = Making(path)
@@ -104,7 +106,7 @@ def make(path, fill):
         builder = making.builder
         builder.finish()
         progress.end()
-        finish(path, staging, builder, step)
+        finish(path, staging, builder, step, lambda: steps and steps.apply(path, staging.model, result.end))
     except BaseException as e:
         progress.clear()
         if making.builder:
@@ -199,17 +201,22 @@ def manifests(engine, vault, job, rank, ranks):
             yield e.step, lambda e=e: of(e)
 
 
-def from_step(path, engine, vault, job, found, base_root=None, rank=(0, 1)):
-    """Restored, of a full step (heads.Step): all that this rank archived."""
+def from_chain(path, engine, vault, job, chain, base_root=None, rank=(0, 1)):
+    """Restored: all that this rank archived. chain: that of jobs.chain_of."""
+    found, *logged = chain
     ranks = len(found.summaries)
     if ranks != rank[1]:
         raise Failure(f'{job}: step {found.step} has {ranks} ranks: --shard=rofR makes the model of a rank of another number, and '
                       f'--rank=rof{ranks} restores what one of these had')
     manifest = archived.OfManifest(engine, vault.uuid, job, found.step, found.epoch, found.summaries[rank[0]])
-    return from_manifest(path, manifest, found.step, base_root, manifests(engine, vault, job, *rank))
+    steps = logged and importlib.import_module('apply').Steps(engine, vault, job, logged, rank[0])
+    done = from_manifest(path, manifest, found.step, base_root, manifests(engine, vault, job, *rank), steps)
+    if not logged:
+        return done
+    return Restored(logged[-1].step, done.end, Base(found.step, done.end.digest), done.fetched + steps.fetch.fetched)
 
 
-def from_manifest(path, manifest, step, base_root=None, others=()):
+def from_manifest(path, manifest, step, base_root=None, others=(), steps=None):
     """Restored, from a rank's manifest in a vault (archived.OfManifest)."""
     fetch = Fetch(manifest.engine)
 
@@ -222,7 +229,7 @@ def from_manifest(path, manifest, step, base_root=None, others=()):
         for item in fetch.in_order(items):
             making.take(item)
         return step, Restored(step, item, None, fetch.fetched)
-    return make(path, fill)
+    return make(path, fill, steps)
 
 
 # ---- reports ----

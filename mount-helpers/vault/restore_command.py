@@ -4,10 +4,7 @@ import importlib
 import os
 import sys
 
-from entry import FOLLOW
-from kept import Handle
-from manifest import Base
-from restore import commit, from_pipe, from_step, report
+from restore import from_chain, from_pipe, report
 import engine
 import jobs
 import words
@@ -50,18 +47,4 @@ def from_vault(url, path, base, rank):
     place, job, step = engine.split_job(url)
     with engine.open(place) as e:
         vault = jobs.open_vault(e)
-        full, *logged = jobs.chain_of(e, vault, job, step)
-        done = from_step(path, e, vault, job, full, base, rank)
-        if not logged:
-            return done
-        standby = importlib.import_module('standby')
-        standby.begin_at(path, done.end)
-        standby.catch_up(path, e, vault, job, logged[-1].step, rank)
-        leave(path)
-        return done._replace(step=logged[-1].step, base=Base(full.step, done.end.digest))
-
-
-def leave(path):
-    """The copy becomes an ordinary model."""
-    folder = Handle(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    commit(path, folder, lambda: os.removexattr(folder.fd, FOLLOW))
+        return from_chain(path, e, vault, job, jobs.chain_of(e, vault, job, step), base, rank)

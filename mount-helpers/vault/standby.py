@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 
-from apply import Copy
+from apply import Begin, Copy
 from errors import EngineError, NoProgram
 from objects import Damage, Failure
 from restore import from_manifest, manifests
@@ -22,6 +22,8 @@ import jobs
 import logged_vault
 import stop
 
+BESIDE = '.hitrain-next-'       # before the name: the copy that is to take it, and then the one that had it
+LEFT_S = 5                      # that this one stays there
 POLL_S = 0.1
 WAIT_S_MAX = 5
 RENAME_EXCHANGE = 2
@@ -33,6 +35,8 @@ class Standby:
         self.engine, self.vault, self.job, self.path = vault_engine, vault, job, path
         self.rank, self.ranks = rank
         self.say, self.copy = say, None
+        above, name = os.path.split(path.rstrip('/'))
+        self.beside, self.left_at = os.path.join(above, f'{BESIDE}{name}'), None
 
     # ---- what the job has ----
 
@@ -104,10 +108,7 @@ class Standby:
         step = jobs.read_step_object(self.engine, self.vault, self.job, entry.step, entry.epoch, entry.sum)
         manifest = archived.OfManifest(self.engine, self.vault.uuid, self.job, entry.step, entry.epoch, step.summaries[self.rank])
         others = manifests(self.engine, self.vault, self.job, self.rank, self.ranks) if base_root else ()
-        result = from_manifest(path, manifest, entry.step, base_root, others)
-        copy = Copy(path)
-        copy.begin_at(result.end.lineage, result.end.digest)
-        copy.close()
+        from_manifest(path, manifest, entry.step, base_root, others, Begin)
         self.say(entry.step, head.entries[-1].last)
 
     def renew(self, head):
@@ -117,15 +118,20 @@ class Standby:
             raise Failure(f'{self.path}: it is no copy of {self.job}, or has taken steps of its own: name another directory')
         if not entry or entry.last == self.copy.step and self.is_newest(entry):
             return False
-        beside = self.path.rstrip('/') + '.next'
-        remove(beside)
-        self.make(head, beside, self.path)
+        remove(self.beside)
+        self.make(head, self.beside, self.path)
         self.copy.close()
         self.copy = None
-        exchange(beside, self.path)
+        exchange(self.beside, self.path)
+        self.left_at = time.monotonic()
         note(f'{self.path}: restored step {entry.step} anew: no logged steps lead to it')
-        remove(beside)
         return True
+
+    def tidy(self, at_once=False):
+        """Removes the former copy. A reader that is on its way to a file of it, by the name of the copy, arrives."""
+        if at_once or self.left_at is not None and time.monotonic() - self.left_at >= LEFT_S:
+            self.left_at = None
+            remove(self.beside)
 
 
 def exchange(a, b):
@@ -162,30 +168,6 @@ def reporter(path, as_json):
     return say
 
 
-def begin_at(path, end):
-    """A model that was restored at a full step, with this end mark, is a copy that goes on from there."""
-    copy = Copy(path)
-    try:
-        copy.begin_at(end.lineage, end.digest)
-    finally:
-        copy.close()
-
-
-def catch_up(path, vault_engine, vault, job, step, rank=(0, 1), say=lambda step, newest: None):
-    """A copy that was restored at a full step takes the logged steps up to this one. Failure if they do not lead there."""
-    standby = Standby(vault_engine, vault, job, path, rank, say)
-    standby.copy = Copy(path)
-    try:
-        head = jobs.highest(vault_engine, vault, job)
-        steps = [s for s in standby.chain(head, standby.copy.step + 1) if s.step <= step]
-        if not steps or steps[-1].step != step or not standby.follows(steps[0]):
-            raise Failure(f'{path}: it is at step {standby.copy.step}, and no logged steps of {job} lead from there to step {step}')
-        for one in steps:
-            standby.compute(one, step)
-    finally:
-        standby.copy.close()
-
-
 def run(url, path, o):
     stop.catch()
     place, job, at = engine.split_job(url)
@@ -196,8 +178,11 @@ def run(url, path, o):
         standby, said = None, ''
         while not stop.is_asked():
             try:
-                standby = standby or Standby(e, jobs.open_vault(e), job, path, o.get('rank') or (0, 1), reporter(path, o['json']))
+                if not standby:
+                    standby = Standby(e, jobs.open_vault(e), job, path, o.get('rank') or (0, 1), reporter(path, o['json']))
+                    standby.tidy(at_once=True)      # what a program that was killed left
                 wait = POLL_S
+                standby.tidy()
                 if standby.turn():
                     continue
             except stop.Stopped:
@@ -213,4 +198,6 @@ def run(url, path, o):
             end = time.monotonic() + wait
             while time.monotonic() < end and not stop.is_asked():
                 time.sleep(min(POLL_S, wait))
+        if standby and standby.left_at is not None:
+            standby.tidy(at_once=True)
     return 0

@@ -67,9 +67,10 @@ class Writer:
         return self.head
 
     def _open_epoch(self, opener):
-        head, drop = self._look(), None
-        after = self.epoch
+        head, after = self._look(), self.epoch
         while True:
+            if after and not self._is_in_epoch(head):
+                return          # somebody has opened another one meanwhile: under that the key is free
             drop = self._broken(head) if self.rank == 0 and not self.epoch else ()
             self.head = put_head(self.engine, self.vault, self.job, next_of(
                 head, epoch=head.epoch + 1, opener=opener, ranks=self.ranks, flags=self.flags, writer=self.host,
@@ -78,8 +79,6 @@ class Writer:
             if head.opener == opener and head.epoch > after:
                 self._take_epoch(head)
                 return
-            if after and head.opener != opener:
-                raise self._fenced(head)
 
     def _broken(self, head):
         """Entries whose objects are gone: an archiver stood still for a day before its head, and then ended."""
@@ -144,6 +143,7 @@ class Writer:
     def call(self, step, anew=False):
         """Of rank 0: the other ranks learn which full step comes. In one epoch a step is called once: what a rank has put for an
         earlier call may be of a history that the job has left. anew: so may be what ranks have put for logged steps."""
+        anew = anew or step in self.answered        # as a logged one
         while self.ranks > 1:
             epoch = self.epoch + anew
             is_new = self.engine.put_new(objects.key_manifest(self.job, step, epoch, 0, CALLED),
@@ -161,11 +161,12 @@ class Writer:
         self._is_in_epoch(head)
         return self._begun(min(oldest, head.entries[-1].last) if head.entries else 0)
 
-    def commit(self, step, build, segments=(), still=lambda: True):
+    def commit(self, step, build, segments=(), still=lambda: True, after=None):
         """True: the head lists the step. False: the job has gone on without it.
 
         build(epoch) gives the pieces of the manifest, bytes each; segments are the (lease, n) that this archiver has put for it.
-        still(): the store has this step yet, and has not gone back to an earlier one. Fenced, Restart, Wanted, or another Failure.
+        still(): the store has this step yet, and has not gone back to an earlier one; after: (step, epoch) before a logged one.
+        Fenced, Restart, Wanted, or another Failure.
         """
         before = self._look().entries
         for _ in range(EPOCHS_OF_STEP_MAX):
@@ -177,10 +178,17 @@ class Writer:
                 continue
             self._need_young_segments(step, segments)
             self._put_ready(step)
-            done = self._lead(step, still) if self.rank == 0 else self._follow(step, before)
+            done = self._lead(step, still, after) if self.rank == 0 else self._follow(step, before, after)
             if done is not None:
                 return done
         raise Fenced(f'{self.job}: step {step} began {EPOCHS_OF_STEP_MAX} epochs: do two archivers of one rank run?')
+
+    def _need_newest(self, step, after):
+        """A logged step follows the newest one. Another process of this rank may have put it before it ended, and then it is listed
+        under the epoch of that time."""
+        last = self.head.entries[-1] if self.head.entries else None
+        if after and (not last or (last.last, last.epoch) != after):
+            raise Restart(f'{self.job}: step {step} was logged after another step than the newest')
 
     def decline(self, step):
         """This rank has no such step: the job goes on without it."""
@@ -270,7 +278,7 @@ class Writer:
 
     # -- rank 0 --
 
-    def _lead(self, step, still):
+    def _lead(self, step, still, after):
         summaries = {}
         while True:
             if not self._is_in_epoch(self._look()):
@@ -278,14 +286,16 @@ class Writer:
             entry = find(self.head, step, self.epoch)
             if entry:
                 return self._need_to_stay(step, self._will_stay(entry, step))
+            self._need_newest(step, after)
             self._read_summaries(step, self._young_ages(step), summaries)
             kinds = {(s.kind, s.kind == LOGGED and s.base) for s in summaries.values()}
             if len(kinds) > 1 or any(s.kind == NONE for s in summaries.values()) or not still():
                 return False
-            if len(summaries) == self.ranks:
+            # A rank that has another kind of this step has an older head. It sees that, and opens another epoch for what is due.
+            missing = next((r for r in range(self.ranks) if r not in summaries or not jobs.is_alike(summaries[r], summaries[0])), None)
+            if missing is None:
                 return self._put_step(step, [summaries[rank] for rank in range(self.ranks)])
-            missing = next(rank for rank in range(self.ranks) if rank not in summaries)
-            self.pause(f'step {step} of {self.job} waits for rank {missing}')
+            self.pause(f'step {step} of {self.job} waits for rank {missing}' + (', which has another kind of it' if missing in summaries else ''))
 
     def _read_summaries(self, step, ages, summaries):
         for rank, pieces in ages.items():
@@ -336,9 +346,8 @@ class Writer:
         """The entries with a new one. What the step depends on must be listed."""
         entries = head.entries
         if entry.kind == LOGGED:
-            last = entries[-1] if entries else None
-            if not last or (last.last, last.epoch) != summaries[0].base:
-                raise Restart(f'{self.job}: step {entry.last} was logged after another step than the newest')
+            self._need_newest(entry.last, summaries[0].base)
+            last = entries[-1]
             if last.kind == LOGGED and last.epoch == entry.epoch:
                 entry = entry._replace(step=last.step, bytes=last.bytes + entry.bytes, new=last.new + entry.new)
                 entries = entries[:-1]
@@ -389,18 +398,19 @@ class Writer:
         return numbers[low]
 
     def _need_to_stay(self, step, stays):
-        """True, or rank 0 takes the step back. Where nobody can tell, other ranks may have reported it: then it remains."""
+        """True, or rank 0 takes the step back. Where nobody can tell, others may have reported it, or logged steps after it under a later
+        epoch: then it remains."""
         if stays:
             return True
         if stays is False or self.ranks == 1:
-            self._take_back(step)
+            self._take_back(step, stays is False)
         raise Restart(f'{self.job}: step {step} took longer than the grace of the vault')
 
-    def _take_back(self, step):
+    def _take_back(self, step, is_sure):
         while True:
             head = self._look()
             entry = find(head, step, self.epoch)
-            if not entry:
+            if not entry or not is_sure and head.epoch != self.epoch:
                 return
             gone, instead = jobs.with_followers(head.entries, entry), []
             if entry.step < step:       # the last one of a run of logged steps
@@ -420,7 +430,7 @@ class Writer:
 
     # -- other ranks --
 
-    def _follow(self, step, before):
+    def _follow(self, step, before, after):
         while True:
             head = self._look()
             entry = find(head, step, self.epoch)
@@ -430,6 +440,7 @@ class Writer:
                 raise Restart(f'{self.job}: step {step} took longer than the grace of the vault')
             if not self._is_in_epoch(head):
                 return None
+            self._need_newest(step, after)
             newer = [e for e in head.entries if e not in before and e.last > step]
             if newer:
                 self._need_own_steps(newer[-1])

@@ -225,7 +225,7 @@ def test_no_damage_of_an_object_is_restored(small):
                 f.write(bad)
             try:
                 vault_there = jobs.open_vault(e)
-                got = restoring.from_step(str(b / 'new'), e, vault_there, 'job', jobs.read_step(e, vault_there, 'job')[1])
+                got = restoring.from_chain(str(b / 'new'), e, vault_there, 'job', jobs.chain_of(e, vault_there, 'job'))
             except Failure as why:
                 assert str(why) and not os.listdir(b), (name, what)
                 refused += 1

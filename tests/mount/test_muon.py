@@ -9,6 +9,10 @@ import pytest
 from calls import fails, sync
 from models import new_model, word
 from test_steering import step_open, tell
+import engines  # noqa: F401 (finds the modules of vaults)
+
+from logged import Logged
+from objects import Failure
 
 M, N = 48, 20
 LR, MU, WD = 0.02, 0.95, 0.1
@@ -335,6 +339,8 @@ def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
     want = content(model)
     store.crash()
     assert content(model) == want
+    with pytest.raises(Failure, match='redo/6: this logged step has orthogonalised updates'):
+        Logged(model.root, 6)
     store.unmount()
     store.assert_clean()
 

@@ -84,7 +84,7 @@ def test_every_step_has_another_number(store, root):
     assert re.search(r'^hitrain_step_open\{root="/m"\} 0$', (root / '.hitrain' / 'stats').read_text(), re.M)
 
 
-@pytest.mark.parametrize('verb', ['commit', 'step', 'abort'])
+@pytest.mark.parametrize('verb', ['commit', 'step', 'abort', 'snapshot'])
 def test_a_command_for_another_step_changes_nothing(root, verb):
     assert tell(root, f'{verb} if=5') == 'error: ESTALE: if=5: the open step is 0: none is open'
     assert tell(root, f'{verb} if=0') == 'ok'

@@ -10,12 +10,13 @@ import uuid
 
 import pytest
 
+from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
 from engines import place, servers  # noqa: F401 (fixtures)
 from test_follow import FILES, same
 from test_logged_steps import REDO, train
-from test_roots import command, word
-from test_step_streams import content, make_model
+from test_roots import command, put_gradient, word
+from test_step_streams import content, gradient, make_model
 
 import archiver as archivers
 import engine as engines
@@ -191,12 +192,24 @@ def test_an_archiver_that_comes_too_late_archives_a_full_step_and_goes_on(tmp_pa
     assert same(root, other)
 
 
+def test_an_archiver_does_not_end_an_open_step(tmp_path, make_store, programs):
+    """It keeps one itself, as there is none. Until a step has ended it waits."""
+    url, root = str(tmp_path / 'v'), model(make_store)
+    with engines.open(url) as e:
+        jobs.make_vault(e, 86400)
+    for i, name in enumerate(('w', 'deep/v')):
+        put_gradient(root, name, gradient(300_000, 3 + i, 'f32'))
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: 'step is open' in word(root, 'error'), 'it was refused')
+    assert word(root, 'step') == '2' and word(root, 'step_open') != '0' and not entries(url)
+    sync(root)
+    to.wait_for(lambda: steps(url) == 3, 'the step is there')
+    to.end()
+
+
 def has(other, step, root):
-    """Also while a restore exchanges the copy: then it is not there for a moment."""
-    try:
-        return word(other, 'durable_step') == str(step) and same(root, other)
-    except FileNotFoundError:
-        return False
+    """Also while a restore exchanges the copy: the name, and the files below it, are there at any moment."""
+    return word(other, 'durable_step') == str(step) and same(root, other)
 
 
 def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_store, programs):
@@ -207,11 +220,9 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     at = programs('standby', 'restore', job_of(url), other, '--follow')
     train(root, 3)
-    at.wait_for(lambda: has(other, 3, root), 'the copy has it')
-    to.process.send_signal(signal.SIGSTOP)  # it keeps a step by itself when there is none that it can begin with, which would end the open one
+    at.wait_for(lambda: other.exists() and has(other, 3, root), 'the copy has it')
     command(root, 'rollback two')
     train(root, 30)
-    to.process.send_signal(signal.SIGCONT)
     at.wait_for(lambda: has(other, 3, root), 'the copy has the other step 3')
     to.end()
     with open(root / 'w', 'r+b') as f:
@@ -221,7 +232,16 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
     to.start()
     at.wait_for(lambda: has(other, 5, root), 'the copy has step 5')
     at.end()
-    assert not os.path.lexists(f'{other}.next')
+    assert sorted(os.listdir(other.parent)) == ['copy']
+    beside = other.with_name('.hitrain-next-copy')     # as a kill leaves it
+    run('hitrainctl', 'restore', f'{job_of(url)}@5', beside)
+    os.setxattr(beside, 'user.hitrain-follow', b'step=5')
+    at.start()
+    at.wait_for(lambda: not beside.exists(), 'what was left is gone')
+    at.end()
+    beside.mkdir()
+    at.start()
+    assert at.process.wait(SECONDS_MAX) == 1 and 'it is no copy that was left here' in at.said() and beside.exists()
 
 
 def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, programs):

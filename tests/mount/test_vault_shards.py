@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl restore --shard: a job of one number of ranks, each with a store, goes on with another number of them."""
+"""hitrainctl restore --shard: a job of one number of ranks, each with a store, goes on with another number."""
 import io
 import json
 import os
@@ -9,11 +9,13 @@ import sys
 
 import pytest
 
+from calls import sync
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, run
 from test_archive import vault      # noqa: F401
 from test_roots import command, word
-from test_shards import SIZES, make_model, reshard, shard, step
+from test_shards import ADAMW, SIZES, make_model, owned, reshard, shard, step, values
 from test_step_streams import left
+from test_vault_follow import entries, programs, steps     # noqa: F401
 
 sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
 
@@ -174,21 +176,87 @@ def test_what_is_no_shard_of_the_step_is_refused_and_leaves_nothing(job, vault):
     assert manifest.name in said and 'gone' in said and not new.exists() and left(points[0]) == []
 
 
-def test_a_logged_step_is_refused_with_the_full_one_before_it():
-    from elastic import from_chain
-    from heads import Step
-    from objects import Failure
-    with pytest.raises(Failure, match='step 7 is logged.* name job@5, the full one before it'):
-        from_chain('new', None, None, 'job', [Step(n, 1, b'', []) for n in (5, 6, 7)], (0, 3))
+# ---- logged steps ----
+
+LOGGED = f'{ADAMW} redo=on redo_keep=20 durable_every=2'
+
+
+class Ranks:
+    """Four ranks whose archivers put each step, and a model with the right blocks of all: each took two logged steps."""
+
+    def __init__(self, make_store, programs, url, dtype='f32', words='', own=False, clip=''):
+        self.at, self.url, self.dtype, self.own = make_store('1G').mount(), url, dtype, own
+        self.whole = make_model(self.at / 'whole', dtype, f'{LOGGED} {words}')
+        reshard(self.whole, 4)
+        step(self.whole, 2, dtype)
+        command(self.whole, 'snapshot')
+        self.roots = [rank_of(self.whole, '1', self.at / f'{r}', r, '4') for r in range(4)]
+        self.programs = [programs(f'{r}', 'archive', root, url, '--follow', '--log', f'--rank={r}of4')
+                         for r, root in enumerate(self.roots)]
+        self.wait(1)
+        for n in (2, 3):
+            (self.roots[1] / 'notes.txt').write_text(f'of rank 1 at {n}')
+            for r, root in enumerate((*self.roots, self.whole)):
+                word(root, 'optimizer', f'{LOGGED} {words} {clip.format(r + 1)}'.replace('lr=0.01', f'lr={n / 100}'))
+                self.step(root, n + 5, r if own else 4)
+            self.wait(n)
+
+    def step(self, root, seed, r):
+        """Rank r has a gradient for its own blocks alone; 4: for all."""
+        if r == 4:
+            return step(root, seed, self.dtype)
+        for name in SIZES:
+            part = shard(root, r, 4) / 'grad' / name
+            data = owned(values(name, seed, self.dtype).tobytes(), owners_of(root, '4')[name], r)
+            if data:
+                part.write_bytes(data)
+        sync(root)
+
+    def wait(self, n):
+        place, job = self.url.rsplit('/', 1)
+        self.programs[0].wait_for(lambda: steps(place, job) >= n, f'step {n} is there')
+
+
+@pytest.mark.parametrize('dtype, words, own', [('bf16', 'max_grad_norm=0.01 state_bits=8', False), ('f32', 'partial=1', True)])
+def test_logged_steps_are_taken_by_another_number_of_ranks(make_store, vault, programs, dtype, words, own):     # noqa: F811
+    """Each rank's log has all gradients, or its own; no more is fetched than must be."""
+    url = f'{vault}/job'
+    of = Ranks(make_store, programs, url, dtype, words, own)
+    kinds = [kind for _, _, kind in entries(str(vault), 'job')]
+    assert kinds == [1, 2]
+    reshard(of.whole, 3, '--lost=2')
+    width = 1 if dtype == 'f32' else 2
+    for new, old in enumerate((0, 1, 3)):
+        full = restore(f'{url}@1', of.at / f'full{new}', f'--shard={new}of3', '--lost=2', f'--base={of.roots[old]}')
+        path = of.at / f'next{new}'
+        said = restore(url, path, f'--shard={new}of3', '--lost=2', f'--base={of.roots[old]}')
+        assert (said['step'], said['logged'], said['shards']) == (3, 2, '4 3-2') and 'digest' not in said
+        assert word(path, 'step') == word(path, 'durable_step') == '3' and word(path, 'step_open') == '0'
+        assert shards_of(path, new, 3) == shards_of(of.whole, new, 3)
+        gradients = sum((of.at / 'whole' / '.hitrain/shard' / f'{new}of3/param' / n).stat().st_size for n in SIZES)
+        assert said['fetched_bytes'] == said['least_bytes'] <= full['fetched_bytes'] + 2 * gradients + width * 4096
+        assert (path / 'notes.txt').read_text() == (f'of rank {old}' if old != 1 else 'of rank 1 at 3')
+        assert 'lr=0.03' in word(path, 'optimizer') and 'user.hitrain-follow' not in os.listxattr(path)
+    for root in (of.whole, path):
+        step(root, 9, dtype)
+    assert shards_of(path, 2, 3) == shards_of(of.whole, 2, 3)
+    assert left(of.at) == []
+
+
+def test_ranks_whose_updates_had_different_numbers_are_refused_by_name(make_store, vault, programs):      # noqa: F811
+    of = Ranks(make_store, programs, f'{vault}/job', clip='grad_scale={}')
+    said = restore(of.url, of.at / 'new', '--shard=0of3', rc=1)
+    assert 'step 2: ranks up to 1 have different numbers for w' in said and 'name job@1' in said
+    assert not (of.at / 'new').exists() and left(of.at) == []
 
 
 def test_the_line_says_what_was_here_what_came_and_the_least():
     from elastic import Resharded, report
     from manifest import End
     out = io.StringIO()
-    report('next', Resharded(1233, 2, 3, '4 3-2', End(9, 28 << 30, bytes(16), 0), 7 << 30, 21 << 30, 7 << 30), False, out)
+    report('next', Resharded(1233, 2, 3, '4 3-2', End(9, 28 << 30, bytes(16), 0), 7 << 30, 21 << 30, 7 << 30, 33), False, out)
     assert out.getvalue() == ('next: rank 2 of 3 at step 1233: 28 GiB, of which 21 GiB were here; 7 GiB fetched, and the '
-                              'least is 7 GiB\n')
+                              'least is 7 GiB\n33 logged steps computed\n')
 
 
 def test_ranks_with_other_parameters_are_refused(job):

@@ -123,6 +123,15 @@ class OwnClock(collect.Collector):
             job.manifests = {numbers: dict.fromkeys(pieces, True) for numbers, pieces in job.manifests.items()}
 
 
+class LastOfRun(collect.Collector):
+    """Takes a run of logged steps for its last one."""
+
+    def read_heads(self):
+        super().read_heads()
+        for job in self.jobs.values():
+            job.runs = {epoch: [(last, last) for _, last in runs] for epoch, runs in job.runs.items()}
+
+
 class PinUnchecked:
     """Pins a step, and does not look whether it is still listed."""
 
@@ -134,4 +143,4 @@ class PinUnchecked:
 
 
 WRITERS = NoLook, OldSegments, OldManifests, AnyBase, NotReady
-COLLECTORS = AgesLast, PinsFirst, GoneIgnored, OneRun, NamedOnly, SegmentsLater, OwnClock
+COLLECTORS = AgesLast, PinsFirst, GoneIgnored, OneRun, NamedOnly, SegmentsLater, OwnClock, LastOfRun

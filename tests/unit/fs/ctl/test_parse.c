@@ -220,6 +220,8 @@ TEST(commands_take_what_they_need)
         {"abort  if=9223372036854775807 ", HT_COMMAND_ABORT, ""},
         {"decide " ZEROS "0a  a b ", HT_COMMAND_DECIDE, "a b"},
         {"rollback best-1 ", HT_COMMAND_ROLLBACK, ""},
+        {"snapshot", HT_COMMAND_SNAPSHOT, ""},
+        {"snapshot if=0", HT_COMMAND_SNAPSHOT, ""},
         {"hold 7 ", HT_COMMAND_HOLD, ""},
         {"archived 7  job.1  0123456789abcdef0123456789abcdef ", HT_COMMAND_ARCHIVED,
          "0123456789abcdef0123456789abcdef"},
@@ -286,6 +288,9 @@ TEST(conditions_and_claims_are_read_whole)
     ck_assert(!c.async && !c.conditional);
     ck_assert_int_eq(command("step async if=18", &c, err), 0);
     ck_assert(c.async && c.conditional && c.step_open == 18);
+    ck_assert_int_eq(command("snapshot best  if=19 ", &c, err), 0);
+    ck_assert(c.conditional && c.step_open == 19);
+    ck_assert_str_eq(c.name, "best");
     ck_assert_int_eq(command("claim trainer-1", &c, err), 0);
     ck_assert_str_eq(c.name, "trainer-1");
     ck_assert_str_eq(c.takeover, "");
@@ -313,6 +318,8 @@ TEST(what_a_command_does_not_take_is_refused)
         "commit full full",
         "step full",
         "abort full",
+        "snapshot if=0 best",
+        "snapshot a b",
         "commit if=99999999999999999999",
         "claim",
         "claim a/b",
