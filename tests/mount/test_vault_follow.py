@@ -39,10 +39,14 @@ def job_of(url, job='llama'):
     return f'{base}/{job}{mark}{query}'
 
 
+def head(url, job='llama'):
+    with engines.open(url, timeout=60) as e:
+        return jobs.highest(e, jobs.open_vault(e), job)
+
+
 def entries(url, job='llama'):
     """(step, last, kind) of what the job lists."""
-    with engines.open(url, timeout=60) as e:
-        return [(x.step, x.last, x.kind) for x in jobs.highest(e, jobs.open_vault(e), job).entries]
+    return [(x.step, x.last, x.kind) for x in head(url, job).entries]
 
 
 def steps(url, job='llama'):
@@ -250,9 +254,10 @@ def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, p
         jobs.make_vault(e, 86400)
     first = programs('first', 'archive', root, job_of(url), '--follow', '--log')
     first.wait_for(lambda: entries(url), 'a full step is there')
+    epoch = head(url).epoch
     second = programs('second', 'archive', root, job_of(url), '--follow', '--log')
-    second.wait_for(lambda: len(entries(url)) > 1 or steps(url) > 1, 'it has begun')
-    train(root, 3)
+    second.wait_for(lambda: head(url).epoch > epoch, 'it has opened the job')
+    train(root, 3)                          # which both have to archive
     wait_for(lambda: first.process.poll() is not None, 'the first one ends')
     assert first.process.returncode == archivers.FENCED and re.search('vault-fenced: .* is at epoch', first.said())
     train(root, 4)

@@ -77,7 +77,7 @@ class Archiver(product.Archiver):
         self.story, self.seat, self.rank, self.ranks, self.job, self.every, self.log = story, seat, rank, 2, 'job', 1, True
         self.store, self.root, self.rate = bytes([rank + 1]) * 16, self, None
         self.engine, self.vault = jobs.Patient(seat, seat.pause), story.vault
-        self.lineage = self.done = self.known = self.files = None
+        self.lineage = self.done = self.known = self.files = self.quiet = None
         self.look_at, self.look_wait = 0, product.LOOK_S_MIN
         self.lease = new_lease(seat, story.vault, self.store)
         self.writer = writer.Writer(seat, story.vault, 'job', rank, 2, 'host', self.store, seat.pause)
