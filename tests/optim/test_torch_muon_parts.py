@@ -62,6 +62,13 @@ def test_a_head_has_a_usual_name_or_the_rows_of_an_embedding(model, head):
     assert head in names(hitrain.muon_groups(model), use_muon=False)
 
 
+def test_a_width_of_the_model_is_no_number_of_words():
+    """Positions may be as many as the model is wide; then matrices of that many rows are hidden ones, and no heads."""
+    groups = hitrain.muon_groups(nn.ModuleDict({'words': nn.Embedding(50, 8), 'places': nn.Embedding(8, 8), 'query': nn.Linear(8, 8),
+                                                'up': nn.Linear(8, 32), 'down': nn.Linear(32, 8), 'logits': nn.Linear(8, 50)}))
+    assert names(groups, use_muon=True) == ['query.weight', 'up.weight', 'down.weight'] and 'logits.weight' in names(groups, use_muon=False)
+
+
 def test_a_head_may_be_named_by_the_model_or_tied():
     model = Model('project')
     assert 'project.weight' in names(hitrain.muon_groups(model), use_muon=True)

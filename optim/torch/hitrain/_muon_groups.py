@@ -20,7 +20,7 @@ def muon_groups(model: nn.Module, *, others: Optional[Mapping[str, Any]] = None,
 
     Muon trains parameters [m, n], and [E, m, n] as experts have them, of more than one row and column. AdamW trains all others, and these matrices:
     of embeddings and convolutions; those called embed or position; of output heads, which are the result of get_output_embeddings(), a Linear
-    with a row for each row of an embedding, and modules that the model itself calls head, lm_head, out or the like; weights that are tied to one of these.
+    with a row for each row of an embedding, if no Linear takes as many inputs, and modules that the model itself calls head, lm_head, out or the like; weights that are tied to one of these.
 
     others    hyper-parameters of AdamW, as lr, betas and weight_decay; default: those of hitrain.AdamW
     not_muon  names of further matrices that AdamW trains
@@ -70,6 +70,7 @@ def _is_matrix(name: str, p: torch.Tensor) -> bool:
 
 def _heads(model: nn.Module) -> List[nn.Module]:
     rows = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    rows -= {m.in_features for m in model.modules() if isinstance(m, nn.Linear)}  # a width of the model, as that of a table of positions may be
     heads: List[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in rows]
     heads += [m for name, m in model.named_children() if name in HEADS]
     given = getattr(model, 'get_output_embeddings', lambda: None)()
