@@ -2,6 +2,7 @@
 /* slice.c - see slice.h. */
 #include "tiering/object/slice.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -80,6 +81,8 @@ void ht_slice_next(struct ht_store *s, struct ht_slice *slice)
         rest(slice, awaited, took_ns);
     else if (wanted)
         ht_slice_let_in(has_holder, ht_store_mutex(s), took_ns);
+    else
+        sched_yield(); /* to a thread that was woken on this processor, and cannot want the lock yet */
     ht_store_lock(s);
     ht_slice_begin_next(slice);
 }
