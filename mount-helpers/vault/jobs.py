@@ -324,13 +324,8 @@ def entry_of(step, data):
                  sum(each.new for each in s), sum128(data), digest)
 
 
-def is_alike(a, b):
-    """Are both summaries of full steps, or of ones that were logged after the same step?"""
-    return a.kind == b.kind and (a.kind != LOGGED or a.base == b.base)
-
-
 def step_of(step, epoch, before, summaries):
-    """Step, of summaries that are alike. Failure if the ranks do not fit together."""
+    """Step, of summaries of full steps, or of ones that were logged after the same step. Failure if the ranks do not fit together."""
     for s in summaries[1:]:
         if s.shards != summaries[0].shards:
             raise Failure(f'step {step}: ranks 0 and {s.rank} differ: another table of user.hitrain.shards')

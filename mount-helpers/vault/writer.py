@@ -291,11 +291,10 @@ class Writer:
             kinds = {(s.kind, s.kind == LOGGED and s.base) for s in summaries.values()}
             if len(kinds) > 1 or any(s.kind == NONE for s in summaries.values()) or not still():
                 return False
-            # A rank that has another kind of this step has an older head. It sees that, and opens another epoch for what is due.
-            missing = next((r for r in range(self.ranks) if r not in summaries or not jobs.is_alike(summaries[r], summaries[0])), None)
-            if missing is None:
+            if len(summaries) == self.ranks:
                 return self._put_step(step, [summaries[rank] for rank in range(self.ranks)])
-            self.pause(f'step {step} of {self.job} waits for rank {missing}' + (', which has another kind of it' if missing in summaries else ''))
+            missing = next(rank for rank in range(self.ranks) if rank not in summaries)
+            self.pause(f'step {step} of {self.job} waits for rank {missing}')
 
     def _read_summaries(self, step, ages, summaries):
         for rank, pieces in ages.items():
