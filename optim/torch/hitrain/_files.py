@@ -163,8 +163,8 @@ class ParameterFile:
         """Does the tensor differ from the content that its file had when both were last equal? all_bytes: versions are not trusted."""
         if self._half_read:
             raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
-        now = self.tensor._version, self.tensor.data_ptr()
-        if self.trusts_versions and not all_bytes and self._known is not None and self._same_at == now:
+        now = (self.tensor._version, self.tensor.data_ptr()) if self.trusts_versions else None
+        if now is not None and self._same_at == now and self._known is not None and not all_bytes:
             return False
         different = self._known is None or self.sum_of_values() != self._known
         self._same_at = None if different else now

@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import torch
 
@@ -171,12 +171,13 @@ class Stepping(Sending):
                 f.published()
             self._step = self._root.number('step')
 
-    def commit_together(self) -> None:
-        """commit(), with a shard on all ranks: each rank's own changes of parts count, too."""
+    def commit_together(self, end: Optional[Callable[[], None]] = None) -> None:
+        """commit(), with a shard on all ranks: each rank's own changes of parts count, too. end: what rank 0 does in place of commit(), as snapshot()
+        and what follows it."""
         with Alone(self._users, 'commit_together()'):
             self._check_usable()
             self._ranks.together('commit_together()', dict if self._ranks.leads else self._push_parts)
-            self._ranks.together('the commit', self.commit if self._ranks.leads else dict)
+            self._ranks.together('the commit', (end or self.commit) if self._ranks.leads else dict)
             for f in self._parameter_files():
                 f.published()
 

@@ -75,7 +75,7 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     names = _shard_names(path, len(shards))
     os.makedirs(os.path.dirname(names[0]), exist_ok=True)
     # A mount with passthrough has the fastest way for cached reads.
-    with _blocks.opened(os.O_RDONLY | (0 if Root(root).passes_through else os.O_DIRECT)) as sources, _appearing() as appear:
+    with _blocks.opened(os.O_RDONLY | (0 if Root(root).passes_through else os.O_DIRECT)) as sources, appearing() as appear:
         for name, shard in zip(names, shards):
             with appear(name) as fd:
                 _write_file(fd, shard, dtype, sources)
@@ -211,7 +211,7 @@ def _write_header(target: _blocks.Target, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _appearing() -> Iterator[Callable[[str], Any]]:
+def appearing() -> Iterator[Callable[[str], Any]]:
     """A function that opens a file for writing. All get their names at the end; after an error none does."""
     made: List[Tuple[str, str]] = []
 

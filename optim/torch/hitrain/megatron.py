@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from hitrain._words import HIDDEN
+from hitrain.checkpoint import appearing
 from hitrain.distributed import Ranks, Shard
 from hitrain.optim import Adam, AdamW
 
@@ -132,7 +133,6 @@ class OptimizerStateStore:
         into a sibling of `base`, once the folder of its checkpoint was removed."""
         base = os.path.realpath(base)
         prefix = f'megatron.{hashlib.sha256(os.fsencode(os.path.dirname(base))).hexdigest()[:12]}.'
-        self.optimizer.commit_together()
 
         def save() -> None:
             kept = self._kept()
@@ -147,7 +147,7 @@ class OptimizerStateStore:
             for old in kept:
                 if old.startswith(prefix) and old not in used:
                     self.optimizer._root.command(f'forget {old}')
-        self._ranks.together('save_to()', save if self._ranks.leads else dict)
+        self.optimizer.commit_together(save)
 
     def load_from(self, base: 'os.PathLike[str] | str') -> bool:
         """Goes back to the step of a checkpoint: parameters, moments and counts. False: the checkpoint has no manifest, and that is allowed."""
@@ -232,16 +232,8 @@ def _pieces(dist_opt: Any) -> Iterator[Piece]:
 def _write(path: str, manifest: Dict[str, Any]) -> None:
     """Whole, or as before."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(f'{path}.new', 'w', encoding='utf-8') as f:
-        json.dump(manifest, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(f'{path}.new', path)
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with appearing() as appear, appear(path) as fd:
+        os.write(fd, json.dumps(manifest).encode())
 
 
 def _kept_of(path: str) -> str:
