@@ -172,7 +172,7 @@ void ht_arena_protect(struct ht_arena *a, uint32_t n)
 {
     set_protected(a, n, true);
     if (!ht_arena_is_external(a, n))
-        a->image[n].protected_in = period(a) % PERIODS;
+        a->image[n].protected_in = period(a);
 }
 
 void ht_arena_give_back_old(struct ht_arena *a)
