@@ -29,6 +29,21 @@ def give_up(why):
     sys.exit(f'{pathlib.Path(sys.argv[0]).name}: {why}')
 
 
+def torch_with_muon():
+    """PyTorch with torch.optim.Muon. Where this Python has none, the bench begins anew in the environment of `make check-ecosystem`."""
+    try:
+        import torch
+        torch.optim.Muon
+    except (ImportError, AttributeError):
+        sys.path.append(str(TOP / 'tests/tools'))
+        import ecosystem
+        python = ecosystem.place() / 'bin/python'
+        if not python.exists() or sys.executable == str(python):
+            give_up('torch.optim.Muon is needed: `make check-ecosystem` makes an environment that has it')
+        os.execv(python, [str(python), *sys.argv])
+    return torch
+
+
 def check_elements(args, files):
     """Each file has whole MiB of f32."""
     unit = files * (1 << 20) // 4

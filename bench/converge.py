@@ -22,11 +22,10 @@ import statistics
 import sys
 import time
 
-from common import BUILD, PROGRAMS, TOP, begin, give_up, machine
+from common import BUILD, PROGRAMS, TOP, begin, machine, torch_with_muon
 from plot import Column, Curve, losses_and_columns
 
-sys.path[:0] = [str(TOP / 'optim/torch'), str(TOP / 'tests/tools')]
-import ecosystem  # noqa: E402
+sys.path.insert(0, str(TOP / 'optim/torch'))
 
 # rule, bits (0: torch's), color
 OPTIMIZERS = {'adamw-torch': ('adamw', 0, '#f2b134'), 'adamw-32': ('adamw', 32, '#1f5fa8'), 'adamw-16': ('adamw', 16, '#2d8a4e'),
@@ -242,14 +241,7 @@ def parse_args():
 
 def main():
     args = parse_args()
-    try:
-        import torch
-        torch.optim.Muon
-    except (ImportError, AttributeError):
-        python = ecosystem.place() / 'bin/python'
-        if not python.exists() or sys.executable == str(python):
-            give_up('torch.optim.Muon is needed: `make check-ecosystem` makes an environment that has it')
-        os.execv(python, [str(python), *sys.argv])
+    torch = torch_with_muon()
     from demo_store import Store
     setting = {'steps': args.steps, 'torch': torch.__version__, 'rates': [RATE, MUON_RATE], **SIZES}
     bench = Bench(args, setting)

@@ -8,7 +8,6 @@ parameter and two moments of the used experts. Figures in build/bench/moe.jsonl.
 """
 import argparse
 import json
-import os
 import pathlib
 import random
 import sys
@@ -26,9 +25,9 @@ USED = 4
 COUNTERS = 'device_written_bytes', 'device_read_bytes', 'log_written_bytes'
 
 
-def counted(mount):
-    stats = dict(line.split('=', 1) for line in os.getxattr(mount, 'user.hitrain.stats').decode().splitlines() if '=' in line)
-    return [int(stats[n]) for n in COUNTERS]
+def counted(store):
+    stats = store.counters()
+    return [stats[n] for n in COUNTERS]
 
 
 def measured(args, name, experts, chosen):
@@ -44,9 +43,9 @@ def measured(args, name, experts, chosen):
             for i in range(experts // USED):  # each has its moments then
                 one(optimizer, tensors, range(i * USED, (i + 1) * USED))
             for step in range(args.steps + 2):
-                before = [*counted(store.mountpoint), time.monotonic(), time.process_time()]
+                before = [*counted(store), time.monotonic(), time.process_time()]
                 one(optimizer, tensors, chosen(step))
-                after = [*counted(store.mountpoint), time.monotonic(), time.process_time()]
+                after = [*counted(store), time.monotonic(), time.process_time()]
                 if step >= 2:
                     sums = [s + b - a for s, a, b in zip(sums, before, after)]
         store.unmount()

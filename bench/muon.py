@@ -9,15 +9,13 @@ in build/bench/muon.jsonl. A missed target is named.
 """
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
 
-from common import BUILD, PROGRAMS, TOP, begin, give_up, machine
+from common import BUILD, PROGRAMS, TOP, begin, machine, torch_with_muon
 
-sys.path[:0] = [str(TOP / 'optim/torch'), str(TOP / 'tests/tools')]
-import ecosystem  # noqa: E402
+sys.path.insert(0, str(TOP / 'optim/torch'))
 
 TARGET = 1.05
 STEPS = 3  # in each run, after one that warms up
@@ -68,14 +66,7 @@ def main():
     parser.add_argument('--width', type=int, default=768)
     parser.add_argument('--layers', type=int, default=1)
     args = parser.parse_args()
-    try:
-        import torch
-        torch.optim.Muon
-    except (ImportError, AttributeError):
-        python = ecosystem.place() / 'bin/python'
-        if not python.exists() or sys.executable == str(python):
-            give_up('torch.optim.Muon is needed: `make check-ecosystem` makes an environment that has it')
-        os.execv(python, [str(python), *sys.argv])
+    torch = torch_with_muon()
     from demo_store import Store
     size = sum(m * k for m, k in SHAPES.values()) * args.width ** 2 * args.layers
     store = Store(PROGRAMS, begin('muon'), f'{(size * 80 >> 20) + 1024}M', f'{(size * 60 >> 20) + 512}M,passthrough={(size * 40 >> 20) + 64}M')
