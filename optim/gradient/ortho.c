@@ -109,6 +109,9 @@ void ht_opt_ortho_stirred(struct ht_range *r)
     r->logged = false; /* so is the orthogonalised update to be */
     ht_opt_range_drop(r);
     ht_opt_sum_drop(r);
+    uint64_t bytes = ht_opt_range_elements(&p->shape, r->index) * ORTHO_BYTES;
+    p->ortho->update_bytes += bytes;
+    p->root->update_bytes += bytes;
     if (++p->ortho->stirred == p->shape.range_count && p->ortho->config.ns_store && !p->gone)
         ht_opt_range_queue(ht_opt_range_find(p, 0), HT_WORK_ORTHO);
 }
@@ -417,8 +420,7 @@ static int end_apply(struct visit *v, int rc, const char **out_why, uint64_t *ou
         p->ortho->applied = false;
         return rc == -ERANGE ? -EINVAL : rc;
     }
-    p->root->ortho_bytes -= p->ortho->waiting_bytes;
-    p->ortho->waiting_bytes = 0;
+    ht_opt_ortho_spent(p);
     *out_ticket = ht_opt_ortho_queue(p);
     ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
     return 0;

@@ -60,6 +60,7 @@ static void settle(struct ht_range *r, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
         root->failure = rc;
     if (!rc && !p->gone) {
         p->ortho->applied = true;
+        ht_opt_ortho_spent(p);
         (void)ht_opt_ortho_queue(p); /* its caches are dropped since the first phase: readers wait */
     }
     p->pending--;
@@ -79,6 +80,7 @@ void ht_opt_ortho_compute(struct ht_range *r)
     if (rc && !is_unwanted(&j))
         ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
                       "its update cannot be orthogonalised: %s; abort returns to the last commit", strerror(-rc));
+    ht_obj_scratch_drop(p->ortho->update, 0, UINT64_MAX);
     lock(p->o);
     settle(r, rc);
     ht_opt_take_waiters(p, &chain);

@@ -292,6 +292,15 @@ void ht_opt_ortho_count(struct ht_param *p, bool gone)
     of->heap_bytes = bytes;
 }
 
+void ht_opt_ortho_spent(struct ht_param *p)
+{
+    struct ht_ortho *of = p->ortho;
+
+    p->root->ortho_bytes -= of->waiting_bytes;
+    p->root->update_bytes -= of->update_bytes;
+    of->waiting_bytes = of->update_bytes = 0;
+}
+
 void ht_opt_ortho_clear(struct ht_param *p)
 {
     struct ht_ortho *of = p->ortho;
@@ -299,8 +308,8 @@ void ht_opt_ortho_clear(struct ht_param *p)
     if (!of)
         return;
     ht_interval_set_clear(&of->written);
-    p->root->ortho_bytes -= of->waiting_bytes;
-    of->waiting_bytes = of->stirred = 0;
+    ht_opt_ortho_spent(p);
+    of->stirred = 0;
     of->asked = of->applied = false;
 }
 
@@ -353,6 +362,13 @@ void ht_opt_range_drop(struct ht_range *r)
     uint64_t end = begin + ht_opt_range_grad_bytes(p, r->index);
     struct ht_obj *grad = p->grad;
 
+    if (r->stirred && r->state == HT_RANGE_DONE) { /* its gradient went after the first phase */
+        struct ht_obj *given = p->ortho->given;
+        unlock(p->o);
+        ht_obj_scratch_drop(given, r->index, 1);
+        lock(p->o);
+        return;
+    }
     if (r->consumed || !grad)
         return;
     for (uint64_t c = begin / chunk; c * chunk < end; c++) {

@@ -121,9 +121,14 @@ void ht_opt_range_thaw(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same for what a step in two phases has beside. */
 void ht_opt_ortho_clear(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The second phase begins: no client has anything to orthogonalise or to write any more. */
+void ht_opt_ortho_spent(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Its set of intervals may have another size now; gone: there is nothing any more. */
 void ht_opt_ortho_count(struct ht_param *p, bool gone) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
+/*
+ * Releases the lock in between: drops the gradient chunks of a range that are not needed any more; after the second
+ * phase its orthogonalised update.
+ */
 void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Are its gradient's bytes used up? */
 static inline bool ht_opt_range_spent(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)

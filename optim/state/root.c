@@ -111,7 +111,7 @@ void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
 
 bool ht_opt_backlog_full(const struct ht_root *r)
 {
-    return r->backlog_bytes >= r->o->backlog_bytes_max;
+    return r->backlog_bytes && r->backlog_bytes + r->update_bytes + r->ortho_bytes >= r->o->backlog_bytes_max;
 }
 
 /* -------------------------------------------------------------------- gate */

@@ -69,6 +69,7 @@ struct ht_root {
         bool prepared;          /* the first half of the boundary is done: the step takes no more gradients */
         bool skipping;          /* and the step changes nothing */
         uint64_t ortho_bytes;   /* orthogonalised updates that were written and not applied */
+        uint64_t update_bytes;  /* what clients have yet to orthogonalise */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
         /* To devices: when the last step ended, or the root began; in the step before that. */
@@ -117,7 +118,10 @@ void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_root_idle(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* So many bytes of gradients wait for each boundary of the root: the store keeps room for them in memory. */
 void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Must writers of its gradients wait for updates? */
+/*
+ * Must writers of its gradients wait for updates? These share the room of what passes with what clients have yet to
+ * orthogonalise, and never wait for a client.
+ */
 bool ht_opt_backlog_full(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Are gradients refused, because an asynchronous step failed? Those of a step that opened since then are not. */
 static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)

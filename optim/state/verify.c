@@ -14,7 +14,7 @@
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {
-    uint64_t stirred, waiting_bytes, queued, updates, running, shown, failed, dirty, backlog_bytes;
+    uint64_t stirred, waiting_bytes, update_bytes, queued, updates, running, shown, failed, dirty, backlog_bytes;
 };
 
 static void check_set(const struct ht_interval_set *s, uint32_t bytes)
@@ -151,6 +151,7 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
     check_objects(p);
     of_root->queued += t.queued;
     of_root->waiting_bytes += p->ortho ? p->ortho->waiting_bytes : 0;
+    of_root->update_bytes += p->ortho ? p->ortho->update_bytes : 0;
     of_root->updates += t.updates;
     of_root->running += t.running;
     of_root->backlog_bytes += t.backlog_bytes;
@@ -185,7 +186,7 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(ht_opt_root_find(root->o, root->id) == root);
     assert(root->pending == pending && root->running >= t.running);
     assert(root->backlog_bytes >= t.backlog_bytes && (root->running || root->backlog_bytes == t.backlog_bytes));
-    assert(root->ortho_bytes == t.waiting_bytes);
+    assert(root->ortho_bytes == t.waiting_bytes && root->update_bytes == t.update_bytes);
     assert(!root->hold || root->gate);
     assert(!root->draining || root->gate);
     assert(!root->ending || root->draining);

@@ -8,6 +8,7 @@ import pytest
 
 from calls import fails, sync
 from models import new_model, word
+from test_memory_returns import figures as store_figures
 from test_steering import step_open, tell
 import engines  # noqa: F401 (finds the modules of vaults)
 
@@ -109,6 +110,34 @@ def test_a_step_has_two_phases(model):
         assert tell(model.root, 'commit') == 'ok'
         model.check()
     assert word(model.root, 'step') == '4'
+
+
+def test_both_phases_stay_in_memory(make_store):
+    """What is handed out and given back passes through the DRAM tier: a model of several tiers writes none of it."""
+    store, side, late = make_store('1G'), 512, 2
+    store.mount('dram=64M')
+    shapes = {f'w{n:02}': (side, side) for n in range(64)}
+    model = Model(store.point / 'm', shapes).make()
+    g, names = random(1, side, side), list(shapes)
+
+    def end(name):
+        model.ortho(name, model.update(name))
+        assert model.apply(name) == 'ok'
+
+    def step():
+        for n, name in enumerate(names):
+            model.gradient(name, g)
+            if n >= late:
+                end(names[n - late])
+        for name in names[-late:]:
+            end(name)
+        assert tell(model.root, 'step') == 'ok'
+    step()
+    before = store_figures(store)['scratch_written_bytes']
+    for _ in range(3):
+        step()
+    written = store_figures(store)['scratch_written_bytes'] - before
+    assert written < 0.1 * 3 * len(names) * g.nbytes, f'{written} bytes of both phases went to the device'
 
 
 def test_clipping_waits_for_prepare(model):

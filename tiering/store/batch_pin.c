@@ -137,13 +137,14 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
         tries = ADMIT_TRIES;
     else if (stay == HT_FORECAST_LEAVES || o->residency == HT_RESIDENCY_COLD)
         tries = -1;
-    if (c->slot == HT_SLOT_NONE && tries >= 0) {
-        uint32_t slot = ht_arena_get(s->arena, bytes, (uint32_t)tries, numa_index);
+    bool passes = lc->passes && tries < 0;
+    if (c->slot == HT_SLOT_NONE && (passes || tries >= 0)) {
+        uint32_t slot = ht_arena_get(s->arena, bytes, passes ? ADMIT_TRIES : (uint32_t)tries, numa_index);
         if (slot == HT_SLOT_NONE)
             return;
         ht_chunk_attach_image(o, c, lc->index, slot);
     }
-    if (c->slot == HT_SLOT_NONE)
+    if (c->slot == HT_SLOT_NONE || passes)
         return;
     if (ht_arena_lacks_waiting_room(s->arena) || stay == HT_FORECAST_LEAVES)
         ht_arena_unprotect(s->arena, c->slot);
