@@ -59,7 +59,7 @@ struct ht_ortho {
     unsigned writers;               /* threads that copy into it */
     uint64_t stirred;               /* ranges whose momentum has this step's gradient */
     uint64_t waiting_bytes;         /* written and not applied: its part of root.ortho_bytes */
-    uint64_t update_bytes;          /* handed out, and no more needed once the second phase begins: part of root.update_bytes */
+    uint64_t update_bytes;          /* handed out until the second phase begins: its part of root.update_bytes */
     bool asked, applied;            /* in this step: the first was read; the second was handed over */
 };
 

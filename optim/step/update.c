@@ -149,8 +149,10 @@ static void describe_job(struct job *j, struct ht_optim *o)
     for (unsigned s = 0; s < p->layout.count; s++)
         if (uses_state(j, s))
             j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], p->layout.form[s], HT_BATCH_PIN_UPDATE);
-    if (work & HT_WORK_MOMENTUM)
-        j->pin.chunk[j->ortho_at = add_chunk(&j->pin, p->ortho->update, r->index, HT_BATCH_PIN_OVERWRITE)].passes = true;
+    if (work & HT_WORK_MOMENTUM) {
+        j->ortho_at = add_chunk(&j->pin, p->ortho->update, r->index, HT_BATCH_PIN_OVERWRITE);
+        j->pin.chunk[j->ortho_at].passes = true;
+    }
     j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, HT_FORM_F32, sum_mode(r)) : j->pin.count;
     add_gradient(j);
 }

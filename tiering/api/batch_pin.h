@@ -41,7 +41,7 @@ struct ht_batch_pin_chunk {
     bool staged;                 /* out */
     bool waits;    /* in, for READ: the image stays in memory until the content is dropped, if there is room */
     bool consumed; /* in, for READ: the content is dropped after that */
-    bool passes;   /* in, for changes: it is soon read and dropped, so it takes room from what passes rather than none */
+    bool passes;   /* in, for changes: it is read and dropped soon: an image, if content that passes can give room */
 };
 struct ht_batch_pin {
     struct ht_store *store;
