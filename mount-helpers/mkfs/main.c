@@ -33,6 +33,7 @@ static const char usage_text[] =
     "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store.\n"
     "\n"
     "  --size=SIZE      make a regular file of this size (8G, 500M) and format that\n"
+    "  --capacity=DEVICE  a slower device, for content that has no room elsewhere (repeatable)\n"
     "  --label=LABEL    name of the store, at most 32 bytes\n"
     "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
     "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
@@ -44,10 +45,11 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
+enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_CAPACITY, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
 
 static const struct option words[] = {
     {"size", required_argument, NULL, OPT_SIZE},
+    {"capacity", required_argument, NULL, OPT_CAPACITY},
     {"label", required_argument, NULL, OPT_LABEL},
     {"chunk", required_argument, NULL, OPT_CHUNK},
     {"log-size", required_argument, NULL, OPT_LOG_SIZE},
@@ -113,6 +115,11 @@ static int parse_word(int c, struct ht_mkfs_options *o)
     switch (c) {
     case OPT_SIZE:
         return parse_size("size", optarg, DEVICE_BYTES_MIN, 1ull << 60, &o->size_bytes);
+    case OPT_CAPACITY:
+        if (o->capacity_count < HT_DEVICES_MAX)
+            o->capacity[o->capacity_count] = optarg;
+        o->capacity_count++;
+        return 0;
     case OPT_LABEL:
         return parse_label(optarg, &o->label);
     case OPT_CHUNK:
@@ -142,7 +149,12 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
         if (parse_word(c, o) < 0)
             return ht_option_status(c, "mkfs.hitrain", hint, usage_text, EXIT_FAILURE);
     }
-    if (optind == argc || argc - optind > (int)HT_DEVICES_MAX) {
+    if (optind == argc && o->capacity_count > 0) {
+        ht_error("%s is of the class capacity, and no device is fast: the log needs one that is named without --capacity",
+                 o->capacity[0]);
+        return EXIT_FAILURE;
+    }
+    if (optind == argc || (unsigned)(argc - optind) + o->capacity_count > HT_DEVICES_MAX) {
         ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
         ht_print_usage_error(NULL, hint);
         return EXIT_FAILURE;
@@ -176,13 +188,14 @@ static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
 
 static void explain_too_small(const struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o)
 {
-    uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, o->log_bytes * LOG_SHARE);
-
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
+        bool log = o->log_bytes != 0 && i < count - o->capacity_count;
+        uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, log ? o->log_bytes * LOG_SHARE : 0);
         if (ht_dev_size(targets[i].dev) < least)
             ht_error("%s is too small: it has %s, and a store %sneeds at least %s", targets[i].path,
-                     ht_size_text(ht_dev_size(targets[i].dev)), o->log_bytes != 0 ? "with a log of this size " : "",
+                     ht_size_text(ht_dev_size(targets[i].dev)), log ? "with a log of this size " : "",
                      ht_size_text(least));
+    }
 }
 
 /* With the old signatures other programs would take the device for its former content. */
@@ -244,11 +257,14 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
                   struct ht_super *out_sb)
 {
     struct ht_format_opts f = {.label = o->label, .chunk_bytes = o->chunk_bytes, .log_bytes = o->log_bytes};
+    unsigned fast = count - o->capacity_count;
     struct ht_dev *devs[HT_DEVICES_MAX];
     int rc;
 
     for (unsigned i = 0; i < count; i++)
         devs[i] = targets[i].dev;
+    for (unsigned i = fast; i < count; i++)
+        f.capacity |= 1u << i;
     rc = ht_claim_ask(devs, count);
     if (rc < 0)
         return rc;
@@ -271,20 +287,28 @@ static double millions(uint64_t elements)
     return (double)(elements / 10000) / 100;
 }
 
-/* What it is enough for. */
-static void report_model(const struct ht_super *sb)
+static void report_elements(const char *where, uint64_t bytes)
 {
     static const char adamw[] = "adamw";
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX];
-    uint64_t bytes = 0;
+
+    if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
+        printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16%s\n",
+               millions(ht_need_elements(bytes, HT_DTYPE_F32, &config)),
+               millions(ht_need_elements(bytes, HT_DTYPE_BF16, &config)), where);
+}
+
+/* What it is enough for. */
+static void report_model(const struct ht_super *sb)
+{
+    uint64_t bytes[HT_DEVICE_CAPACITY + 1] = {0};
 
     for (unsigned i = 0; i < sb->device_count; i++)
-        bytes += sb->device_bytes[i];
-    if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
-        printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16\n",
-               millions(ht_need_elements(bytes, HT_DTYPE_F32, &config)),
-               millions(ht_need_elements(bytes, HT_DTYPE_BF16, &config)));
+        bytes[sb->device_class[i]] += sb->device_bytes[i];
+    report_elements("", bytes[HT_DEVICE_FAST] + bytes[HT_DEVICE_CAPACITY]);
+    if (bytes[HT_DEVICE_CAPACITY] > 0)
+        report_elements(", on the fast devices", bytes[HT_DEVICE_FAST]);
 }
 
 static void report_store(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
@@ -296,7 +320,8 @@ static void report_store(const struct ht_mkfs_target *targets, unsigned count, c
             printf("%s contained %s: overwritten\n", targets[i].path, targets[i].found);
     printf("hitrain store %s%s%s\n", ht_uuid_text(sb->uuid, uuid), sb->label[0] != '\0' ? ", label " : "", sb->label);
     for (unsigned i = 0; i < count; i++)
-        printf("  device %-2u %s, %s%s\n", i, targets[i].path, ht_size_text(sb->device_bytes[i]),
+        printf("  device %-2u %s, %s%s%s\n", i, targets[i].path, ht_size_text(sb->device_bytes[i]),
+               sb->device_class[i] == HT_DEVICE_CAPACITY ? ", capacity" : "",
                !targets[i].created     ? ""
                    : targets[i].sparse ? ", new file, sparse"
                                        : ", new file");
@@ -319,9 +344,10 @@ int main(int argc, char **argv)
     status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
-    count = (unsigned)(argc - optind);
-    for (unsigned i = 0; i < count; i++)
-        targets[i].path = argv[optind + (int)i];
+    for (count = 0; optind < argc; count++)
+        targets[count].path = argv[optind++];
+    for (unsigned i = 0; i < o.capacity_count; i++)
+        targets[count++].path = o.capacity[i];
     rc = check_distinct(targets, count);
     while (rc == 0 && held < count)
         rc = ht_mkfs_open(&targets[held++], &o);

@@ -13,6 +13,8 @@ struct ht_mkfs_options {
     uint64_t log_bytes;  /* 0: by the devices' size */
     uint32_t chunk_bytes;
     const char *label; /* or NULL */
+    const char *capacity[HT_DEVICES_MAX]; /* devices of that class; capacity_count: as many were named */
+    unsigned capacity_count;
     bool force, no_wait, no_discard;
 };
 
