@@ -21,6 +21,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/slice.h"
+#include "tiering/object/space.h"
 
 static_assert(HT_DEVICES_MAX <= HT_NODES_MAX, "devices take turns as nodes do");
 
@@ -53,14 +54,16 @@ int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref)
 }
 
 /* A device that takes a chunk: in turn, or by shares. */
-static int next_target_device(struct ht_store *s, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+static int next_target_device(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (ht_alloc_has_shares(s->alloc))
-        return ht_alloc_assign(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), HT_ALLOC_HINT_NONE);
-    int place = ht_nodes_turn(&s->numa.turns, s->numa.credit);
-    struct ht_alloc_hint hint = {.device = s->numa.turns.node[place]};
+    struct ht_store *s = o->s;
+    uint32_t bytes = ht_obj_bytes_per_chunk(o);
 
-    return ht_alloc_choose(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), hint);
+    if (ht_alloc_has_shares(s->alloc))
+        return ht_alloc_assign(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), ht_obj_hint(o, -1));
+    int place = ht_nodes_turn(&s->numa.turns, s->numa.credit);
+
+    return ht_alloc_choose(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), ht_obj_hint(o, s->numa.turns.node[place]));
 }
 
 /* The device that holds it, or -1. */
@@ -91,7 +94,7 @@ int ht_chunk_choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *ta
     int device = -1;
 
     if (s->numa.nodes.count > 1)
-        device = ht_chunk_ref(c) ? device_of(c) : next_target_device(s, ht_obj_bytes_per_chunk(o));
+        device = ht_chunk_ref(c) ? device_of(c) : next_target_device(o);
     *target_device = (uint8_t)(device + 1);
     return device < 0 ? HT_NUMA_INDEX_ANY : s->numa.index[device];
 }
