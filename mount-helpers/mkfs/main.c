@@ -29,11 +29,14 @@
 static const char hint[] = "mkfs.hitrain --help";
 static const char usage_text[] =
     "Usage: mkfs.hitrain [OPTIONS] DEVICE...\n"
+    "       mkfs.hitrain [OPTIONS] --add=DEVICE [--capacity] MEMBER...\n"
     "\n"
-    "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store.\n"
+    "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store, or adds one to a\n"
+    "store that is not mounted and whose members are all named.\n"
     "\n"
     "  --size=SIZE      make a regular file of this size (8G, 500M) and format that\n"
     "  --capacity=DEVICE  a slower device, for content that has no room elsewhere (repeatable)\n"
+    "  --capacity       the added device is such a one\n"
     "  --label=LABEL    name of the store, at most 32 bytes\n"
     "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
     "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
@@ -45,11 +48,12 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_CAPACITY, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
+enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_CAPACITY, OPT_ADD, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
 
 static const struct option words[] = {
     {"size", required_argument, NULL, OPT_SIZE},
-    {"capacity", required_argument, NULL, OPT_CAPACITY},
+    {"capacity", optional_argument, NULL, OPT_CAPACITY},
+    {"add", required_argument, NULL, OPT_ADD},
     {"label", required_argument, NULL, OPT_LABEL},
     {"chunk", required_argument, NULL, OPT_CHUNK},
     {"log-size", required_argument, NULL, OPT_LOG_SIZE},
@@ -110,15 +114,28 @@ static int parse_label(const char *text, const char **out)
     return 0;
 }
 
+static int note_capacity(struct ht_mkfs_options *o)
+{
+    if (!optarg)
+        o->add_capacity = true;
+    else if (o->capacity_count++ < HT_DEVICES_MAX)
+        o->capacity[o->capacity_count - 1] = optarg;
+    return 0;
+}
+
 static int parse_word(int c, struct ht_mkfs_options *o)
 {
     switch (c) {
     case OPT_SIZE:
         return parse_size("size", optarg, DEVICE_BYTES_MIN, 1ull << 60, &o->size_bytes);
     case OPT_CAPACITY:
-        if (o->capacity_count < HT_DEVICES_MAX)
-            o->capacity[o->capacity_count] = optarg;
-        o->capacity_count++;
+        return note_capacity(o);
+    case OPT_ADD:
+        if (o->add) {
+            ht_error("--add: one device at a time");
+            return -EINVAL;
+        }
+        o->add = optarg;
         return 0;
     case OPT_LABEL:
         return parse_label(optarg, &o->label);
@@ -140,6 +157,24 @@ static int parse_word(int c, struct ht_mkfs_options *o)
     }
 }
 
+static int check_words(const struct ht_mkfs_options *o, unsigned named)
+{
+    if (!o->add && o->add_capacity)
+        ht_error("--capacity: which device? It is written --capacity=DEVICE");
+    else if (o->add && (o->capacity_count > 0 || o->label || o->log_bytes != 0 || o->chunk_bytes != 0))
+        ht_error("--add: the store has its label, chunks, log and members already; the class of the added device is "
+                 "--capacity, without a name");
+    else if (named == 0 && o->capacity_count > 0)
+        ht_error("%s is of the class capacity, and no device is fast: the log needs one that is named without "
+                 "--capacity",
+                 o->capacity[0]);
+    else if (named == 0 || named + o->capacity_count > HT_DEVICES_MAX)
+        ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
+    else
+        return 0;
+    return -EINVAL;
+}
+
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 {
@@ -149,13 +184,7 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
         if (parse_word(c, o) < 0)
             return ht_option_status(c, "mkfs.hitrain", hint, usage_text, EXIT_FAILURE);
     }
-    if (optind == argc && o->capacity_count > 0) {
-        ht_error("%s is of the class capacity, and no device is fast: the log needs one that is named without --capacity",
-                 o->capacity[0]);
-        return EXIT_FAILURE;
-    }
-    if (optind == argc || (unsigned)(argc - optind) + o->capacity_count > HT_DEVICES_MAX) {
-        ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
+    if (check_words(o, (unsigned)(argc - optind)) < 0) {
         ht_print_usage_error(NULL, hint);
         return EXIT_FAILURE;
     }
@@ -163,28 +192,6 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 }
 
 /* --------------------------------------------------------------------- format */
-
-/* The same device twice would wait for itself. */
-static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
-{
-    struct stat st[HT_DEVICES_MAX];
-
-    for (unsigned i = 0; i < count; i++) {
-        bool there = ht_nvme_namespace_stat(targets[i].path, &st[i]) == 0;
-        if (!there)
-            memset(&st[i], 0, sizeof(st[i]));
-        for (unsigned k = 0; k < i; k++) {
-            bool same = !there           ? strcmp(targets[i].path, targets[k].path) == 0
-                : S_ISBLK(st[i].st_mode) ? S_ISBLK(st[k].st_mode) && st[i].st_rdev == st[k].st_rdev
-                                         : st[i].st_dev == st[k].st_dev && st[i].st_ino == st[k].st_ino;
-            if (same) {
-                ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
-                return -EINVAL;
-            }
-        }
-    }
-    return 0;
-}
 
 static void explain_too_small(const struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o)
 {
@@ -196,61 +203,6 @@ static void explain_too_small(const struct ht_mkfs_target *targets, unsigned cou
                      ht_size_text(ht_dev_size(targets[i].dev)), log ? "with a log of this size " : "",
                      ht_size_text(least));
     }
-}
-
-/* With the old signatures other programs would take the device for its former content. */
-static int wipe_old(struct ht_mkfs_target *targets, unsigned count)
-{
-    for (unsigned i = 0; i < count; i++) {
-        int rc = targets[i].held_something ? ht_probe_wipe(targets[i].path) : 0;
-        if (rc < 0) {
-            ht_error("%s: cannot erase its old content: %s", targets[i].path, strerror(-rc));
-            return rc;
-        }
-    }
-    return 0;
-}
-
-/* Reads the written bytes back: this is the moment to find a device that lies. */
-static int verify(struct ht_mkfs_target *targets, unsigned count, const struct ht_super *made)
-{
-    for (unsigned i = 0; i < count; i++) {
-        struct ht_super sb;
-        struct ht_super_report report;
-        int rc = ht_super_read(targets[i].dev, &sb, &report);
-        if (rc == 0 && memcmp(sb.uuid, made->uuid, sizeof(sb.uuid)) != 0)
-            rc = -EIO;
-        for (unsigned c = 0; rc == 0 && c < HT_SUPER_COPIES; c++)
-            if (report.copy[c] != HT_SUPER_OK)
-                rc = -EIO;
-        if (rc < 0) {
-            ht_error("%s: the new content cannot be read back", targets[i].path);
-            return rc;
-        }
-    }
-    return 0;
-}
-
-/*
- * Gives back what a device holds: an SSD that knows its free space has less to move. A failure costs nothing else. Not
- * for regular files: their space is theirs, and would have to be found again when the store is nearly full.
- */
-static void discard(const struct ht_mkfs_target *t)
-{
-    uint64_t size = ht_dev_size(t->dev);
-    struct ht_progress p;
-    int rc = 0;
-
-    ht_progress_begin(&p, true, "discarded", size);
-    for (uint64_t at = 0; rc == 0 && at < size; at += HT_GIB) {
-        uint64_t len = ht_min_u64(HT_GIB, size - at);
-        rc = ht_dev_discard(t->dev, at, len);
-        if (rc == 0)
-            ht_progress_add(&p, len);
-    }
-    ht_progress_clear(&p);
-    if (rc < 0 && rc != -EOPNOTSUPP)
-        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-rc));
 }
 
 static int format(struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o,
@@ -269,16 +221,17 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < count; i++)
-        if (targets[i].device && !o->no_discard)
-            discard(&targets[i]);
+        ht_mkfs_discard(&targets[i], o);
     rc = ht_super_format(devs, count, &f, out_sb);
     if (rc == -ENOSPC)
         explain_too_small(targets, count, o);
     else if (rc < 0)
         ht_error("%s: formatting failed: %s", targets[0].path, strerror(-rc));
-    if (rc == 0)
-        rc = wipe_old(targets, count);
-    return rc < 0 ? rc : verify(targets, count, out_sb);
+    for (unsigned i = 0; rc == 0 && i < count; i++)
+        rc = ht_mkfs_wipe_old(&targets[i]);
+    for (unsigned i = 0; rc == 0 && i < count; i++)
+        rc = ht_mkfs_verify(targets[i].dev, out_sb);
+    return rc;
 }
 
 /* Rounded down: hitrainctl size, which has the way back, then asks for no larger store. */
@@ -334,7 +287,7 @@ static void report_store(const struct ht_mkfs_target *targets, unsigned count, c
 
 int main(int argc, char **argv)
 {
-    struct ht_mkfs_options o = {.chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_mkfs_options o = {.chunk_bytes = 0};
     struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
     struct ht_super sb;
     unsigned count, held = 0;
@@ -344,13 +297,16 @@ int main(int argc, char **argv)
     status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
+    if (o.add)
+        return ht_mkfs_add((const char *const *)argv + optind, (unsigned)(argc - optind), &o) == 0 ? EXIT_SUCCESS
+                                                                                                 : EXIT_FAILURE;
     for (count = 0; optind < argc; count++)
         targets[count].path = argv[optind++];
     for (unsigned i = 0; i < o.capacity_count; i++)
         targets[count++].path = o.capacity[i];
-    rc = check_distinct(targets, count);
+    rc = ht_mkfs_check_distinct(targets, count);
     while (rc == 0 && held < count)
-        rc = ht_mkfs_open(&targets[held++], &o);
+        rc = ht_mkfs_open(&targets[held++], &o, NULL);
     if (rc == 0)
         rc = format(targets, count, &o, &sb);
     if (rc == 0)

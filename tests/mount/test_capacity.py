@@ -241,3 +241,68 @@ def test_a_silent_capacity_device_costs_only_models_with_content_on_it(make_pair
     step('wide')
     assert state(roots['wide']) == state(roots['plain']) == state(roots['other'])
     store.unmount()
+
+
+def test_a_device_is_added_to_a_store_that_is_not_mounted(make):
+    store = make([48])
+    mnt = store.mount()
+    (mnt / 'a').write_bytes(content(1, 8))
+    sync(mnt)
+    first, more, third = store.members[0], store.make('more', 64), store.make('third', 16)
+    done = run('mkfs.hitrain', '--no-wait', f'--add={more}', '--capacity', first, check=False)
+    assert done.returncode == 1 and 'hitrain' in done.stderr and str(first) in done.stderr, done.stderr
+    store.unmount()
+    assert more.read_bytes() == bytes(64 * MIB), 'nothing was written'
+    run('mkfs.hitrain', f'--add={more}', '--capacity', first)
+    store.members.append(more)
+    mnt = store.mount()
+    assert (mnt / 'a').read_bytes() == content(1, 8)
+    assert [d['class'] for d in devices(mnt)] == ['fast', 'capacity']
+    for i in range(5):
+        (mnt / f'b{i}').write_bytes(content(2 + i, 8))
+    sync(mnt)
+    assert spills(mnt) and used(mnt)[1] > 0
+    store.unmount(check=True)
+    run('mkfs.hitrain', f'--add={third}', more, first)
+    store.members.append(third)
+    mnt = store.mount()
+    assert [d['class'] for d in devices(mnt)] == ['fast', 'capacity', 'fast']
+    assert [(mnt / f'b{i}').read_bytes() for i in range(5)] == [content(2 + i, 8) for i in range(5)]
+
+
+def test_what_cannot_be_added_is_refused_and_nothing_is_written(make):
+    store, other = make([32], [32]), make([32])
+    tiny, held, link = store.make('tiny', 4), store.make('held', 32), store.folder / 'link'
+    link.symlink_to(store.members[1])
+    with open(held, 'r+b') as f:
+        f.write(b'precious')
+    first, second = store.members
+    paths = [first, second, other.image, tiny, held]
+    before = [path.read_bytes() for path in paths]
+    for args, why in (((other.image, first, second), '--force overwrites it'),
+                      ((second, first, second), 'the same device'),
+                      ((link, first, second), 'the same device'),
+                      ((second, first), 'is missing'),
+                      ((held, first), 'is missing'),
+                      ((held, first, second), 'contains data'),
+                      ((tiny, first, second), 'is too small'),
+                      ((tiny, first, other.image), 'another store'),
+                      ((tiny, first, first), 'the same device'),
+                      ((tiny, held), 'no whole member'),
+                      ((store.folder / 'none', first, second), 'does not exist'),
+                      ((store.folder / 'none', '--label=x', first, second), 'label')):
+        done = run('mkfs.hitrain', '--no-wait', f'--add={args[0]}', *args[1:], check=False)
+        assert done.returncode == 1 and why in done.stderr, (args, done.stderr)
+    assert [path.read_bytes() for path in paths] == before
+    done = run('mkfs.hitrain', f'--capacity={tiny}', check=False)
+    assert done.returncode == 1 and 'no device is fast' in done.stderr
+
+
+def test_a_store_has_no_more_than_16_devices(make):
+    store = make([8] * 14, [8])
+    names = [store.make(f'more{i}', 8) for i in range(2)]
+    run('mkfs.hitrain', f'--add={names[0]}', *store.members)
+    store.members.append(names[0])
+    done = run('mkfs.hitrain', f'--add={names[1]}', *store.members, check=False)
+    assert done.returncode == 1 and 'at most 16 devices' in done.stderr
+    assert not any(names[1].read_bytes())

@@ -81,7 +81,7 @@ static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const
 }
 
 /* A random (version 4) UUID. */
-static int make_uuid(uint8_t out[16])
+int ht_super_make_uuid(uint8_t out[16])
 {
     int rc = ht_random(out, 16);
 
@@ -92,11 +92,11 @@ static int make_uuid(uint8_t out[16])
 
 static int format_identity(struct ht_super *sb, const char *label)
 {
-    int rc = make_uuid(sb->uuid);
+    int rc = ht_super_make_uuid(sb->uuid);
     uint8_t host[16];
 
     for (unsigned i = 0; !rc && i < sb->device_count; i++)
-        rc = make_uuid(sb->device_uuid[i]);
+        rc = ht_super_make_uuid(sb->device_uuid[i]);
     if (!rc)
         rc = ht_random(&sb->salt, sizeof(sb->salt));
     if (rc)
