@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slow devices beside fast ones: what lies on them, when, and what their silence costs."""
+import contextlib
 import errno
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import threading
 
@@ -26,7 +28,7 @@ class ClassStore(Store):
 
     def __init__(self, fast, capacity):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-test-'))
-        self.point, self.log, self.daemon = self.folder / 'mnt', self.folder / 'log', None
+        self.point, self.log, self.daemon, self.ends_clean = self.folder / 'mnt', self.folder / 'log', None, True
         self.point.mkdir()
         self.members = [self.make(f'fast{i}', size) for i, size in enumerate(fast)]
         slow = [self.make(f'slow{i}', size) for i, size in enumerate(capacity)]
@@ -62,7 +64,7 @@ def make(request):
             store.close(failed)
             if failed:
                 print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-            else:
+            elif store.ends_clean:
                 store.assert_clean()
         finally:
             shutil.rmtree(store.folder)
@@ -241,6 +243,55 @@ def test_a_silent_capacity_device_costs_only_models_with_content_on_it(make_pair
     step('wide')
     assert state(roots['wide']) == state(roots['plain']) == state(roots['other'])
     store.unmount()
+
+
+@contextlib.contextmanager
+def served(folder, mib, *words):
+    """A file that nbdkit serves through nbdfuse: its path."""
+    if not shutil.which('nbdkit') or not shutil.which('nbdfuse'):
+        pytest.skip('nbdkit and nbdfuse (Debian: libnbd-bin) are needed')
+    point, backing = folder / 'nbd', folder / 'backing'
+    point.mkdir()
+    with open(backing, 'wb') as f:
+        f.truncate(mib * MIB)
+    server = subprocess.Popen(['nbdfuse', point / 'device', '--command', 'nbdkit', '-s', '--filter=rate', '--filter=delay',
+                               'file', f'file={backing}', *words], stdin=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: server.poll() is not None or (point / 'device').exists(), 'nbdfuse')
+        if server.poll() is not None:
+            pytest.skip('nbdfuse cannot mount here')
+        yield point / 'device'
+    finally:
+        subprocess.run(['umount', point], check=True)
+        server.wait(SECONDS_MAX)
+
+
+def test_a_slow_network_device_holds_what_fast_ones_cannot(make):
+    one, two = make([200]), make([24])
+    alone = train(one.mount(), 4, 2)
+    with served(two.folder, 200, 'rate=800M', 'rdelay=5ms', 'wdelay=10ms') as device:
+        run('mkfs.hitrain', f'--add={device}', '--capacity', *two.members)
+        two.members.append(device)
+        beside = train(two.mount(), 4, 2)
+        assert state(alone) == state(beside)
+        assert used(two.point)[1] > 16 and len(spills(two.point)) == 1
+        two.unmount(check=True)
+        two.ends_clean = False      # its device goes
+
+
+def test_a_file_system_without_direct_io_is_named_with_the_way_out(make, tmp_path):
+    store = make([32])
+    subprocess.run(['mount', '-t', 'ramfs', 'ramfs', tmp_path], check=True)
+    try:
+        path = tmp_path / 'file'
+        shutil.copyfile(store.image, path)
+        for program, *args in (['mkfs.hitrain', path], ['mkfs.hitrain', f'--add={path}', store.image],
+                               ['hitrain', path, store.point]):
+            done = run(program, *args, check=False)
+            assert done.returncode == 1
+            assert f'{path}: its file system, ramfs, refuses O_DIRECT' in done.stderr and 'use a vault' in done.stderr
+    finally:
+        subprocess.run(['umount', tmp_path], check=True)
 
 
 def test_a_device_is_added_to_a_store_that_is_not_mounted(make):
