@@ -223,7 +223,8 @@ static int check_paths(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     if (ht_ctl_is_root(q->ctl, q->ino))
         return check_steers(q, err);
-    snprintf(err, HT_CTL_ERROR_MAX, "paths: this is no model root; all other content is on fast devices while they have room");
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "paths: this is no model root; all other content is on fast devices while they have room");
     return -EINVAL;
 }
 

@@ -55,8 +55,8 @@ static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT
 
 bool ht_ns_is_of_content(const char *attribute)
 {
-    return strcmp(attribute, HT_XATTR_PREFIX "paths") == 0 || strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 || strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 ||
-        strcmp(attribute, HT_NS_COMPRESS_NAME) == 0;
+    return strcmp(attribute, HT_XATTR_PREFIX "paths") == 0 || strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 ||
+        strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 || strcmp(attribute, HT_NS_COMPRESS_NAME) == 0;
 }
 
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)

@@ -13,7 +13,7 @@
 #include "mount-helpers/common/text.h"
 
 #define DEVICE_BYTES_MIN (8 * HT_MIB) /* of ht_super_add */
-#define LOG_CHUNKS_PER_MIB 5370u /* mkfs.hitrain(8) */
+#define LOG_CHUNKS_PER_MIB 5370u      /* mkfs.hitrain(8) */
 
 struct adding {
     const struct ht_mkfs_options *o;
@@ -60,8 +60,7 @@ static int check_members(struct adding *a)
     int rc = ht_members_validate(there, &m);
     a->newest = a->sb[m.newest];
     if (rc < 0) {
-        ht_error("%s: its members have not the same history; mount the store first, which says more",
-                 a->named[0].path);
+        ht_error("%s: its members have not the same history; mount the store first, which says more", a->named[0].path);
         return rc;
     }
     for (unsigned i = 0; i < a->newest.device_count; i++)
@@ -101,7 +100,8 @@ static int hold_all(struct adding *a)
 static int report_add_error(const struct adding *a, int rc)
 {
     if (rc == -EUCLEAN)
-        ht_error("%s is a member now, but a device lacks a copy of its superblock: run hitrain-fsck -p", a->target.path);
+        ht_error("%s is a member now, but a device lacks a copy of its superblock: run hitrain-fsck -p",
+                 a->target.path);
     else if (rc < 0)
         ht_error("%s was not added, and the store is as it was: %s", a->target.path, strerror(-rc));
     return rc;

@@ -48,7 +48,17 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_CAPACITY, OPT_ADD, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
+enum {
+    OPT_NO_DISCARD = 'K',
+    OPT_SIZE = 256,
+    OPT_CAPACITY,
+    OPT_ADD,
+    OPT_LABEL,
+    OPT_CHUNK,
+    OPT_LOG_SIZE,
+    OPT_FORCE,
+    OPT_NO_WAIT
+};
 
 static const struct option words[] = {
     {"size", required_argument, NULL, OPT_SIZE},
@@ -299,7 +309,7 @@ int main(int argc, char **argv)
         return status;
     if (o.add)
         return ht_mkfs_add((const char *const *)argv + optind, (unsigned)(argc - optind), &o) == 0 ? EXIT_SUCCESS
-                                                                                                 : EXIT_FAILURE;
+                                                                                                   : EXIT_FAILURE;
     for (count = 0; optind < argc; count++)
         targets[count].path = argv[optind++];
     for (unsigned i = 0; i < o.capacity_count; i++)

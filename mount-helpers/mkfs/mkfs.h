@@ -13,7 +13,7 @@ struct ht_mkfs_options {
     uint64_t size_bytes; /* of regular files to make; 0: devices are there already */
     uint64_t log_bytes;  /* 0: by the devices' size */
     uint32_t chunk_bytes;
-    const char *label; /* or NULL */
+    const char *label;                    /* or NULL */
     const char *capacity[HT_DEVICES_MAX]; /* devices of that class; capacity_count: as many were named */
     unsigned capacity_count;
     const char *add; /* the device that joins a store, or NULL */

@@ -76,7 +76,7 @@ struct ht_store_opts {
     unsigned compress_after_ms; /* content may be compressed when it has not changed for so long; 0: a minute */
     enum ht_inline compress_inline;
     bool read_only;
-    unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
+    unsigned answer_ms;          /* a device with an older request does not answer; 0: 30 s */
     unsigned capacity_answer_ms; /* the same for one of the class capacity; 0: 10 s */
     bool degraded;               /* go on without members that are missing */
     /* fsck only: replay the longest chain though it is damaged; implies read_only, except for repair */

@@ -321,10 +321,11 @@ static void note_spilled(struct ht_store *s, struct ht_alloc_hint hint, const st
         if (s->layout.device_class[e[i].device] != HT_DEVICE_CAPACITY)
             continue;
         s->flow.spilled = true;
-        ht_event(HT_EVENT_SPILLED, &about,
-                 "no fast device takes new content: it goes to %s, which is slower, and comes back when it is rewritten and "
-                 "a fast one has room",
-                 about.device);
+        ht_event(
+            HT_EVENT_SPILLED, &about,
+            "no fast device takes new content: it goes to %s, which is slower, and comes back when it is rewritten and "
+            "a fast one has room",
+            about.device);
     }
 }
 

@@ -377,8 +377,8 @@ static void fill_table(const struct ht_alloc *a, bool movable, struct ht_place_d
 {
     for (unsigned i = 0; i < a->device_count; i++) {
         const struct device *d = &a->device[i];
-        table[i] = (struct ht_place_device){
-            d->map.blocks, d->map.free_blocks, d->offline, d->failing, d->share, d->credit[movable], d->capacity};
+        table[i] = (struct ht_place_device){d->map.blocks, d->map.free_blocks, d->offline, d->failing,
+                                            d->share,      d->credit[movable], d->capacity};
     }
 }
 

@@ -32,8 +32,8 @@ struct ht_members {
 
 /*
  * sb[i]: superblock of the device with index i; NULL: not there. At least one is there. 0, -EXDEV: two members have
- * changed apart from each other; -ESTALE: none of the present ones with a copy of the log has the newest one; -ENXIO: the newest superblock does not name
- * this device.
+ * changed apart from each other; -ESTALE: none of the present ones with a copy of the log has the newest one; -ENXIO:
+ * the newest superblock does not name this device.
  */
 int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out) HT_MUST_CHECK;
 /* Is have, of a device with the store's uuid, not of the member that the store has under its number? */

@@ -151,9 +151,9 @@ int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struc
 
 /*
  * Adds a device to a store that nobody has mounted (super_add.c). devs: its members, by index, none missing; sb: the
- * newest superblock, with a claim on them (claim.h). Then sb has the device, and names no writer. What dev holds is lost.
- * -E2BIG: too many; -ENOSPC: too small; -EUCLEAN: it is a member, but a device lacks a copy of the superblock. Another
- * error: the store is as it was.
+ * newest superblock, with a claim on them (claim.h). Then sb has the device, and names no writer. What dev holds is
+ * lost. -E2BIG: too many; -ENOSPC: too small; -EUCLEAN: it is a member, but a device lacks a copy of the superblock.
+ * Another error: the store is as it was.
  */
 int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
                  enum ht_device_class device_class) HT_MUST_CHECK;

@@ -7,15 +7,16 @@
  *
  * Each arrow ends with a flush, and the first one with three whole copies: what was on the device counts no more. A cut
  * between the two leaves a device that names a store which does not name it. It is a member if it is named at the next
- * mount, which tells the others. If they are mounted without it, it is none any more (members.h): its generation is only
- * one more than theirs was, so its superblock does not count then.
+ * mount, which tells the others. If they are mounted without it, it is none any more (members.h): its generation is
+ * only one more than theirs was, so its superblock does not count then.
  */
 #include "tiering/space/super_priv.h"
 
 #include "tiering/base/mutant.h"
 #include "tiering/space/members.h"
 
-int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev, enum ht_device_class device_class)
+int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
+                 enum ht_device_class device_class)
 {
     struct ht_dev *all[HT_DEVICES_MAX] = {NULL};
     unsigned index = sb->device_count, partial;

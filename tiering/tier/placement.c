@@ -86,8 +86,8 @@ int ht_place_choose(const struct ht_place_device devices[], unsigned count, uint
         return find_most(devices, count);
     if (hint.device < 0 || (unsigned)hint.device >= count || !can_serve(&devices[hint.device], blocks))
         return best;
-    bool as_good = rank_of(&devices[hint.device], (unsigned)hint.device, &hint) <=
-        rank_of(&devices[best], (unsigned)best, &hint);
+    bool as_good =
+        rank_of(&devices[hint.device], (unsigned)hint.device, &hint) <= rank_of(&devices[best], (unsigned)best, &hint);
     return as_good && may_stay(&devices[hint.device], &devices[best], hint.movable) ? hint.device : best;
 }
 

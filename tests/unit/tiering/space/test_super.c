@@ -246,10 +246,10 @@ TEST(hostile_classes_are_refused_and_an_older_program_loses_them)
 
     ck_assert_int_eq(ht_super_format(devs, 2, &(struct ht_format_opts){.capacity = 2}, &sb), 0);
     ck_assert_int_eq(decode_with(&sb, at, 0x0100, 8), HT_SUPER_OK);
-    ck_assert_int_eq(decode_with(&sb, at, 0, 8), HT_SUPER_OK);           /* it wrote zeros */
+    ck_assert_int_eq(decode_with(&sb, at, 0, 8), HT_SUPER_OK);             /* it wrote zeros */
     ck_assert_int_eq(decode_with(&sb, at, 0x0101, 8), HT_SUPER_BAD_FIELD); /* none is fast */
     ck_assert_int_eq(decode_with(&sb, at, 0x0001, 8), HT_SUPER_BAD_FIELD); /* the log is there */
-    for (unsigned i = 1; i < 8; i++) /* also of devices that there are not */
+    for (unsigned i = 1; i < 8; i++)                                       /* also of devices that there are not */
         ck_assert_int_eq(decode_with(&sb, at, 2ull << 8 * i, 8), HT_SUPER_BAD_FIELD);
     ck_assert_int_eq(decode_with(&sb, at + 8, 0xffull << 56, 8), HT_SUPER_BAD_FIELD);
     ht_dev_close(devs[0]);
