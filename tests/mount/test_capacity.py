@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -33,7 +34,7 @@ class ClassStore(Store):
         self.members = [self.make(f'fast{i}', size) for i, size in enumerate(fast)]
         slow = [self.make(f'slow{i}', size) for i, size in enumerate(capacity)]
         self.image = self.members[0]
-        run('mkfs.hitrain', *self.members, *(f'--capacity={path}' for path in slow))
+        self.told = run('mkfs.hitrain', *self.members, *(f'--capacity={path}' for path in slow)).stdout
         self.members += slow
 
     def make(self, name, mib):
@@ -109,8 +110,10 @@ def state(root):
 
 
 def test_a_model_that_fits_fast_devices_leaves_no_byte_elsewhere(make):
-    one, two = make([256]), make([256], [256])
-    alone, beside = train(one.mount(), 3, 4), train(two.mount(), 3, 4)
+    one, two, params = make([256]), make([256], [256]), 7
+    promised, = re.findall(r'up to ([0-9.]+) million parameters in f32.*on the fast devices', two.told)
+    assert params * ELEMENTS < float(promised) * 1e6 < (params + 1) * ELEMENTS
+    alone, beside = train(one.mount(), params, 4), train(two.mount(), params, 4)
     assert state(alone) == state(beside)
     fast, slow = devices(two.point)
     assert (fast['class'], slow['class']) == ('fast', 'capacity') and used(two.point)[1] == 0

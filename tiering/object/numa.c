@@ -2,7 +2,7 @@
 /*
  * numa.c - which memory is near which device.
  *
- * With devices on several NUMA nodes the tier and the staging pool are divided among these, as their devices are large.
+ * With fast devices on several NUMA nodes the tier and the staging pool are divided among these, as they are large.
  * An image lies near the device that its chunk is stored on. A chunk that is stored nowhere yet gets a device in turn
  * when its image is made. It is written there while that is fair to the other devices (struct ht_alloc_hint). All of
  * this is a hint: memory that is free elsewhere is used before anything is evicted.
@@ -36,13 +36,14 @@ int ht_store_find_nodes(struct ht_store *s)
     if (asked >= 0)
         ht_nodes_add(&s->numa.nodes, asked, 1);
     for (unsigned i = 0; asked == HT_NUMA_AUTO && i < s->dev_count; i++)
-        if (s->dev[i])
+        if (s->dev[i] && s->layout.device_class[i] == HT_DEVICE_FAST)
             ht_nodes_add(&s->numa.nodes, ht_dev_numa_node(s->dev[i]), s->layout.device_bytes[i]);
     for (unsigned i = 0; i < s->dev_count; i++) {
         s->numa.index[i] = HT_NUMA_INDEX_ANY;
         if (s->numa.nodes.count > 1 && s->dev[i]) {
             s->numa.index[i] = (int8_t)ht_nodes_find(&s->numa.nodes, ht_dev_numa_node(s->dev[i]));
-            ht_nodes_add(&s->numa.turns, (int)i, s->layout.device_bytes[i]);
+            if (s->layout.device_class[i] == HT_DEVICE_FAST)
+                ht_nodes_add(&s->numa.turns, (int)i, s->layout.device_bytes[i]);
         }
     }
     return 0;
