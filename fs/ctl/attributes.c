@@ -218,6 +218,16 @@ static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return rc;
 }
 
+/* It says which devices its steps wait for. */
+static int check_paths(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    if (ht_ctl_is_root(q->ctl, q->ino))
+        return check_steers(q, err);
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "paths: this is no model root; all other content is on fast devices while they have room");
+    return -EINVAL;
+}
+
 /* Of the program that makes a model of this directory, for itself (optim/torch/hitrain/_making.py). */
 static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
@@ -534,11 +544,12 @@ static const struct word words[] = {
     {"class", check_class_owner, .may_remove = check_class_owner, .values = {"durable", "scratch"},
      .changed = class_changed},
     {"pin", check_pin, set_pin, .may_remove = check_owner, .values = {"", "dram"}},
-    /* All devices are of one kind: fast would promise what no device has. */
+    /* It is about memory alone: which devices content lies on, the store decides by itself, and by paths. */
     {"tier", check_owner, .may_remove = check_owner, .values = {"", "dram", "capacity"}},
     {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, .may_remove = check_owner},
     {"compress", .values = {"off", "auto"}, .changed = compress_changed},
     {"shards", check_shards, .may_remove = check_steers},
+    {"paths", check_paths, .may_remove = check_steers, .values = {"fast", "all"}},
     {"endurance", check_endurance, .may_remove = check_owner, .changed = endurance_changed},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, .waits = true},
     {"step", NULL, set_step, get_step, read_only, .waits = true},

@@ -96,6 +96,7 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_object(&j, NULL);
     ht_json_u64(&j, "index", i);
     ht_json_str(&j, "health", ht_health_word(st.health));
+    ht_json_str(&j, "class", st.device_class);
     ht_json_str(&j, "log", log_word(st.log));
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
         ht_json_u64(&j, rows[k].key, ht_metrics_value(&st, rows[k].offset));
@@ -163,10 +164,11 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
         for (enum ht_health h = HT_HEALTH_OK; h <= HT_HEALTH_MISSING; h++)
             ht_buf_printf(out, "hitrain_device_health{device=\"%u\",hitrain_device_health=\"%s\"} %d\n", i,
                           ht_health_word(h), h == st[i].health);
-    ht_metrics_head(out, "hitrain_device", "info", "Path of each device.");
+    ht_metrics_head(out, "hitrain_device", "info", "Path and class of each device.");
     for (unsigned i = 0; i < count; i++) {
         char path[512];
         ht_metrics_label(st[i].name ? st[i].name : "", path, sizeof(path));
-        ht_buf_printf(out, "hitrain_device_info{device=\"%u\",path=\"%s\"} 1\n", i, path);
+        ht_buf_printf(out, "hitrain_device_info{device=\"%u\",class=\"%s\",path=\"%s\"} 1\n", i, st[i].device_class,
+                      path);
     }
 }

@@ -208,6 +208,8 @@ static const struct row rows[] = {
     {"noreplay", NULL, set_true, "with ro: show models with logged steps as of their last full step", FIXED(no_replay)},
     {"device_timeout", "SECONDS", set_seconds, "a device does not answer when a request takes longer (default: 30)",
      FIXED(store.answer_ms), 1, 3600},
+    {"capacity_timeout", "SECONDS", set_seconds, "the same for devices of the class capacity (default: 10)",
+     FIXED(store.capacity_answer_ms), 1, 3600},
     {"tune", NULL, set_true, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
     {"allow_other", NULL, set_true, "other users have access (default for root)", FIXED(allow_other)},
     {"remount", NULL, set_true, "change ro, rw, noatime and the like of a mount that is there",

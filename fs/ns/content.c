@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * content.c - the object that holds the content of a regular file, and what the file's attributes say of it: how long
- * it stays in memory, and whether it may be compressed. That is so with the attribute compress=auto, and without the
+ * it stays in memory, and whether it may be compressed. A model root says whether its content goes to devices of each
+ * class. Content may be compressed with the attribute compress=auto, and without the
  * attribute where the mount says so. A new file or directory gets the attribute of its directory.
  */
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/ns_priv.h"
 #include "tiering/api/background.h"
+#include "tiering/base/log.h"
 
 /* Large ones for tensors, as given to mkfs. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
@@ -53,8 +55,8 @@ static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT
 
 bool ht_ns_is_of_content(const char *attribute)
 {
-    return strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 || strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 ||
-        strcmp(attribute, HT_NS_COMPRESS_NAME) == 0;
+    return strcmp(attribute, HT_XATTR_PREFIX "paths") == 0 || strcmp(attribute, HT_XATTR_PREFIX "pin") == 0 ||
+        strcmp(attribute, HT_XATTR_PREFIX "tier") == 0 || strcmp(attribute, HT_NS_COMPRESS_NAME) == 0;
 }
 
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
@@ -79,9 +81,18 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
     return 0;
 }
 
+void ht_ns_root_paths(struct ht_ns *ns, const struct ht_ns_inode *i)
+{
+    if (ht_scope_set_all_paths(ns->store, i->ino, has_value(i, HT_XATTR_PREFIX "paths", "all")))
+        ht_warn("no memory: model root %llu uses all paths from the next mount on", (unsigned long long)i->ino);
+}
+
 void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
+
+    if ((i->flags & HT_NS_MODEL_ROOT) != 0)
+        ht_ns_root_paths(ns, i);
 
     if (obj) {
         ht_obj_set_residency(obj, residency_of(i));

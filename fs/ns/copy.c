@@ -10,6 +10,7 @@
  * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (fs/ns/op.h).
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
@@ -379,12 +380,13 @@ void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
     for (size_t n = c->from.count; n > 1; n--, ht_ns_slice_next(ns, &c->slice))
         settle(c->to[n - 1]);
     settle(c->to[0]); /* last: names lead to the others from here */
-    if (k->clone)
+    if (k->clone) {
+        ht_ns_root_paths(ns, c->to[0]);
         put_name(ns, k, tx);
-    else
+    } else {
         ht_ns_put_kept(tx, &c->about);
-    if (!k->clone)
         ht_store_wake_digest(ns->store);
+    }
     ns->copying = NULL;
     ht_rwlock_unlock(ht_ns_lock(ns));
     free_copying(c);

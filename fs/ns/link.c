@@ -7,6 +7,7 @@
  * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
@@ -201,6 +202,8 @@ static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht
         return 0;
     }
     *out = ht_ns_root_new(ns, child->ino);
+    if (*out)
+        ht_ns_root_paths(ns, child);
     return *out ? 0 : -ENOMEM;
 }
 

@@ -8,6 +8,7 @@
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
@@ -200,6 +201,7 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     }
     ht_ns_xattr_install(op, i, config, op->now_ns);
     i->flags |= HT_NS_MODEL_ROOT;
+    ht_ns_root_paths(op->ns, i);
     ht_ns_attr_put(op, i);
     change_members(op, m, root);
     rc = call_also(op, c);

@@ -51,6 +51,7 @@ typedef struct {
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
      HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS | HT_FEAT_REFUSE_TWO_PHASE)
 #define HT_FEAT_RO_KNOWN 0ull
+#define HT_FEAT_IGNORE_CLASSES 1ull /* device_class counts; a program that does not know it writes zeros there */
 
 struct ht_disk_log_copy {
     ht_le32 device; /*  0 index of the device */
@@ -94,9 +95,11 @@ struct ht_disk_super {
      * Lines "effect bit name since" of the program that wrote this copy (features.h), NUL-padded. They differ from
      * those of the copy before only when another version of the program writes.
      */
-    char feature_names[HT_FEATURE_NAMES_BYTES];       /*  760 */
-    uint8_t pad[4096 - 760 - HT_FEATURE_NAMES_BYTES]; /* 1784 zero */
+    char feature_names[HT_FEATURE_NAMES_BYTES];                        /*  760 */
+    uint8_t device_class[HT_DEVICES_MAX];                              /* 1784 enum ht_device_class */
+    uint8_t pad[4096 - 760 - HT_FEATURE_NAMES_BYTES - HT_DEVICES_MAX]; /* 1800 zero */
 };
+enum ht_device_class { HT_DEVICE_FAST, HT_DEVICE_CAPACITY };
 static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
 static_assert(offsetof(struct ht_disk_super, device_uuid) == 504, "superblock layout");
 /*

@@ -35,6 +35,7 @@
 #define HT_DEVICE_WAIT_S 30
 #define HT_CLAIM_LOOK_MS 2000u  /* how often the owner of a store looks for claims of others */
 #define HT_CLAIM_WAIT_MS 10000u /* how long a claim waits for an owner whose end locks cannot prove */
+#define HT_CAPACITY_ANSWER_S 10 /* the same for one of the class capacity */
 #define HT_DEVICE_ANSWER_S 30   /* default: a device whose oldest request is older does not answer */
 
 #endif

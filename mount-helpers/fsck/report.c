@@ -87,6 +87,10 @@ static void store_json(struct ht_fsck *f)
     ht_json_str(&f->json, "label", f->super.label);
     ht_json_u64(&f->json, "generation", f->super.generation);
     ht_json_bool(&f->json, "clean", (f->super.flags & HT_SUPER_CLEAN) != 0);
+    ht_json_array(&f->json, "classes");
+    for (unsigned i = 0; i < f->super.device_count; i++)
+        ht_json_str(&f->json, NULL, ht_device_class_word(f->super.device_class[i]));
+    ht_json_end(&f->json);
 }
 
 static void summary_json(struct ht_fsck *f, int status)

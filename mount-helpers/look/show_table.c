@@ -209,7 +209,8 @@ static const struct ht_show shows[] = {
                        {"writes/err", 13, cell_counts, "writes", "write_errors"},
                        {"flushes/err", 13, cell_counts, "flushes", "flush_errors"}, {"path", 0, cell_path, NULL, NULL}),
                COLUMNS(
-                   {"#", -2, cell_text, "index", NULL}, {"share", 7, cell_share, "share_per_mille", NULL},
+                   {"#", -2, cell_text, "index", NULL}, {"class", -8, cell_text, "class", NULL},
+                   {"share", 7, cell_share, "share_per_mille", NULL},
                    {"read/s", 13, cell_rate, "read_bytes_per_s", NULL}, {"mean", 10, cell_ns, "read_latency_ns", NULL},
                    {"p99", 10, cell_ns, "read_latency_p99_ns", NULL},
                    {"write/s", 13, cell_rate, "write_bytes_per_s", NULL},

@@ -29,10 +29,14 @@
 static const char hint[] = "mkfs.hitrain --help";
 static const char usage_text[] =
     "Usage: mkfs.hitrain [OPTIONS] DEVICE...\n"
+    "       mkfs.hitrain [OPTIONS] --add=DEVICE [--capacity] MEMBER...\n"
     "\n"
-    "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store.\n"
+    "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store, or adds one to a\n"
+    "store that is not mounted and whose members are all named.\n"
     "\n"
     "  --size=SIZE      make a regular file of this size (8G, 500M) and format that\n"
+    "  --capacity=DEVICE  a slower device, for content that has no room elsewhere (repeatable)\n"
+    "  --capacity       the added device is such a one\n"
     "  --label=LABEL    name of the store, at most 32 bytes\n"
     "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
     "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
@@ -44,10 +48,22 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum { OPT_NO_DISCARD = 'K', OPT_SIZE = 256, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT };
+enum {
+    OPT_NO_DISCARD = 'K',
+    OPT_SIZE = 256,
+    OPT_CAPACITY,
+    OPT_ADD,
+    OPT_LABEL,
+    OPT_CHUNK,
+    OPT_LOG_SIZE,
+    OPT_FORCE,
+    OPT_NO_WAIT
+};
 
 static const struct option words[] = {
     {"size", required_argument, NULL, OPT_SIZE},
+    {"capacity", optional_argument, NULL, OPT_CAPACITY},
+    {"add", required_argument, NULL, OPT_ADD},
     {"label", required_argument, NULL, OPT_LABEL},
     {"chunk", required_argument, NULL, OPT_CHUNK},
     {"log-size", required_argument, NULL, OPT_LOG_SIZE},
@@ -108,11 +124,29 @@ static int parse_label(const char *text, const char **out)
     return 0;
 }
 
+static int note_capacity(struct ht_mkfs_options *o)
+{
+    if (!optarg)
+        o->add_capacity = true;
+    else if (o->capacity_count++ < HT_DEVICES_MAX)
+        o->capacity[o->capacity_count - 1] = optarg;
+    return 0;
+}
+
 static int parse_word(int c, struct ht_mkfs_options *o)
 {
     switch (c) {
     case OPT_SIZE:
         return parse_size("size", optarg, DEVICE_BYTES_MIN, 1ull << 60, &o->size_bytes);
+    case OPT_CAPACITY:
+        return note_capacity(o);
+    case OPT_ADD:
+        if (o->add) {
+            ht_error("--add: one device at a time");
+            return -EINVAL;
+        }
+        o->add = optarg;
+        return 0;
     case OPT_LABEL:
         return parse_label(optarg, &o->label);
     case OPT_CHUNK:
@@ -133,6 +167,24 @@ static int parse_word(int c, struct ht_mkfs_options *o)
     }
 }
 
+static int check_words(const struct ht_mkfs_options *o, unsigned named)
+{
+    if (!o->add && o->add_capacity)
+        ht_error("--capacity: which device? It is written --capacity=DEVICE");
+    else if (o->add && (o->capacity_count > 0 || o->label || o->log_bytes != 0 || o->chunk_bytes != 0))
+        ht_error("--add: the store has its label, chunks, log and members already; the class of the added device is "
+                 "--capacity, without a name");
+    else if (named == 0 && o->capacity_count > 0)
+        ht_error("%s is of the class capacity, and no device is fast: the log needs one that is named without "
+                 "--capacity",
+                 o->capacity[0]);
+    else if (named == 0 || named + o->capacity_count > HT_DEVICES_MAX)
+        ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
+    else
+        return 0;
+    return -EINVAL;
+}
+
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 {
@@ -142,8 +194,7 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
         if (parse_word(c, o) < 0)
             return ht_option_status(c, "mkfs.hitrain", hint, usage_text, EXIT_FAILURE);
     }
-    if (optind == argc || argc - optind > (int)HT_DEVICES_MAX) {
-        ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
+    if (check_words(o, (unsigned)(argc - optind)) < 0) {
         ht_print_usage_error(NULL, hint);
         return EXIT_FAILURE;
     }
@@ -152,117 +203,45 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 
 /* --------------------------------------------------------------------- format */
 
-/* The same device twice would wait for itself. */
-static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
-{
-    struct stat st[HT_DEVICES_MAX];
-
-    for (unsigned i = 0; i < count; i++) {
-        bool there = ht_nvme_namespace_stat(targets[i].path, &st[i]) == 0;
-        if (!there)
-            memset(&st[i], 0, sizeof(st[i]));
-        for (unsigned k = 0; k < i; k++) {
-            bool same = !there           ? strcmp(targets[i].path, targets[k].path) == 0
-                : S_ISBLK(st[i].st_mode) ? S_ISBLK(st[k].st_mode) && st[i].st_rdev == st[k].st_rdev
-                                         : st[i].st_dev == st[k].st_dev && st[i].st_ino == st[k].st_ino;
-            if (same) {
-                ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
-                return -EINVAL;
-            }
-        }
-    }
-    return 0;
-}
-
 static void explain_too_small(const struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o)
 {
-    uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, o->log_bytes * LOG_SHARE);
-
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
+        bool log = o->log_bytes != 0 && i < count - o->capacity_count;
+        uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, log ? o->log_bytes * LOG_SHARE : 0);
         if (ht_dev_size(targets[i].dev) < least)
             ht_error("%s is too small: it has %s, and a store %sneeds at least %s", targets[i].path,
-                     ht_size_text(ht_dev_size(targets[i].dev)), o->log_bytes != 0 ? "with a log of this size " : "",
+                     ht_size_text(ht_dev_size(targets[i].dev)), log ? "with a log of this size " : "",
                      ht_size_text(least));
-}
-
-/* With the old signatures other programs would take the device for its former content. */
-static int wipe_old(struct ht_mkfs_target *targets, unsigned count)
-{
-    for (unsigned i = 0; i < count; i++) {
-        int rc = targets[i].held_something ? ht_probe_wipe(targets[i].path) : 0;
-        if (rc < 0) {
-            ht_error("%s: cannot erase its old content: %s", targets[i].path, strerror(-rc));
-            return rc;
-        }
     }
-    return 0;
-}
-
-/* Reads the written bytes back: this is the moment to find a device that lies. */
-static int verify(struct ht_mkfs_target *targets, unsigned count, const struct ht_super *made)
-{
-    for (unsigned i = 0; i < count; i++) {
-        struct ht_super sb;
-        struct ht_super_report report;
-        int rc = ht_super_read(targets[i].dev, &sb, &report);
-        if (rc == 0 && memcmp(sb.uuid, made->uuid, sizeof(sb.uuid)) != 0)
-            rc = -EIO;
-        for (unsigned c = 0; rc == 0 && c < HT_SUPER_COPIES; c++)
-            if (report.copy[c] != HT_SUPER_OK)
-                rc = -EIO;
-        if (rc < 0) {
-            ht_error("%s: the new content cannot be read back", targets[i].path);
-            return rc;
-        }
-    }
-    return 0;
-}
-
-/*
- * Gives back what a device holds: an SSD that knows its free space has less to move. A failure costs nothing else. Not
- * for regular files: their space is theirs, and would have to be found again when the store is nearly full.
- */
-static void discard(const struct ht_mkfs_target *t)
-{
-    uint64_t size = ht_dev_size(t->dev);
-    struct ht_progress p;
-    int rc = 0;
-
-    ht_progress_begin(&p, true, "discarded", size);
-    for (uint64_t at = 0; rc == 0 && at < size; at += HT_GIB) {
-        uint64_t len = ht_min_u64(HT_GIB, size - at);
-        rc = ht_dev_discard(t->dev, at, len);
-        if (rc == 0)
-            ht_progress_add(&p, len);
-    }
-    ht_progress_clear(&p);
-    if (rc < 0 && rc != -EOPNOTSUPP)
-        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-rc));
 }
 
 static int format(struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o,
                   struct ht_super *out_sb)
 {
     struct ht_format_opts f = {.label = o->label, .chunk_bytes = o->chunk_bytes, .log_bytes = o->log_bytes};
+    unsigned fast = count - o->capacity_count;
     struct ht_dev *devs[HT_DEVICES_MAX];
     int rc;
 
     for (unsigned i = 0; i < count; i++)
         devs[i] = targets[i].dev;
+    for (unsigned i = fast; i < count; i++)
+        f.capacity |= 1u << i;
     rc = ht_claim_ask(devs, count);
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < count; i++)
-        if (targets[i].device && !o->no_discard)
-            discard(&targets[i]);
+        ht_mkfs_discard(&targets[i], o);
     rc = ht_super_format(devs, count, &f, out_sb);
     if (rc == -ENOSPC)
         explain_too_small(targets, count, o);
     else if (rc < 0)
         ht_error("%s: formatting failed: %s", targets[0].path, strerror(-rc));
-    if (rc == 0)
-        rc = wipe_old(targets, count);
-    return rc < 0 ? rc : verify(targets, count, out_sb);
+    for (unsigned i = 0; rc == 0 && i < count; i++)
+        rc = ht_mkfs_wipe_old(&targets[i]);
+    for (unsigned i = 0; rc == 0 && i < count; i++)
+        rc = ht_mkfs_verify(targets[i].dev, out_sb);
+    return rc;
 }
 
 /* Rounded down: hitrainctl size, which has the way back, then asks for no larger store. */
@@ -271,20 +250,28 @@ static double millions(uint64_t elements)
     return (double)(elements / 10000) / 100;
 }
 
-/* What it is enough for. */
-static void report_model(const struct ht_super *sb)
+static void report_elements(const char *where, uint64_t bytes)
 {
     static const char adamw[] = "adamw";
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX];
-    uint64_t bytes = 0;
+
+    if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
+        printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16%s\n",
+               millions(ht_need_elements(bytes, HT_DTYPE_F32, &config)),
+               millions(ht_need_elements(bytes, HT_DTYPE_BF16, &config)), where);
+}
+
+/* What it is enough for. */
+static void report_model(const struct ht_super *sb)
+{
+    uint64_t bytes[HT_DEVICE_CAPACITY + 1] = {0};
 
     for (unsigned i = 0; i < sb->device_count; i++)
-        bytes += sb->device_bytes[i];
-    if (ht_optim_config_parse(adamw, strlen(adamw), &config, err) == 0)
-        printf("  model     with adamw up to %.2f million parameters in f32, or %.2f million in bf16\n",
-               millions(ht_need_elements(bytes, HT_DTYPE_F32, &config)),
-               millions(ht_need_elements(bytes, HT_DTYPE_BF16, &config)));
+        bytes[sb->device_class[i]] += sb->device_bytes[i];
+    report_elements("", bytes[HT_DEVICE_FAST] + bytes[HT_DEVICE_CAPACITY]);
+    if (bytes[HT_DEVICE_CAPACITY] > 0)
+        report_elements(", on the fast devices", bytes[HT_DEVICE_FAST]);
 }
 
 static void report_store(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
@@ -296,7 +283,8 @@ static void report_store(const struct ht_mkfs_target *targets, unsigned count, c
             printf("%s contained %s: overwritten\n", targets[i].path, targets[i].found);
     printf("hitrain store %s%s%s\n", ht_uuid_text(sb->uuid, uuid), sb->label[0] != '\0' ? ", label " : "", sb->label);
     for (unsigned i = 0; i < count; i++)
-        printf("  device %-2u %s, %s%s\n", i, targets[i].path, ht_size_text(sb->device_bytes[i]),
+        printf("  device %-2u %s, %s%s%s\n", i, targets[i].path, ht_size_text(sb->device_bytes[i]),
+               sb->device_class[i] == HT_DEVICE_CAPACITY ? ", capacity" : "",
                !targets[i].created     ? ""
                    : targets[i].sparse ? ", new file, sparse"
                                        : ", new file");
@@ -309,7 +297,7 @@ static void report_store(const struct ht_mkfs_target *targets, unsigned count, c
 
 int main(int argc, char **argv)
 {
-    struct ht_mkfs_options o = {.chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_mkfs_options o = {.chunk_bytes = 0};
     struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
     struct ht_super sb;
     unsigned count, held = 0;
@@ -319,12 +307,16 @@ int main(int argc, char **argv)
     status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
-    count = (unsigned)(argc - optind);
-    for (unsigned i = 0; i < count; i++)
-        targets[i].path = argv[optind + (int)i];
-    rc = check_distinct(targets, count);
+    if (o.add)
+        return ht_mkfs_add((const char *const *)argv + optind, (unsigned)(argc - optind), &o) == 0 ? EXIT_SUCCESS
+                                                                                                   : EXIT_FAILURE;
+    for (count = 0; optind < argc; count++)
+        targets[count].path = argv[optind++];
+    for (unsigned i = 0; i < o.capacity_count; i++)
+        targets[count++].path = o.capacity[i];
+    rc = ht_mkfs_check_distinct(targets, count);
     while (rc == 0 && held < count)
-        rc = ht_mkfs_open(&targets[held++], &o);
+        rc = ht_mkfs_open(&targets[held++], &o, NULL);
     if (rc == 0)
         rc = format(targets, count, &o, &sb);
     if (rc == 0)

@@ -18,7 +18,8 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
-#include "tiering/space/super.h"
+#include "tiering/space/members.h"
+#include "mount-helpers/common/progress.h"
 #include "mount-helpers/common/text.h"
 
 #define LOOKED_AT_BYTES HT_MIB /* of a regular file that nothing recognises */
@@ -177,12 +178,18 @@ static int find_bytes(struct ht_mkfs_target *t)
 }
 
 /* Fills found and held_something. */
-static int inspect_content(struct ht_mkfs_target *t, bool regular)
+static int inspect_content(struct ht_mkfs_target *t, bool regular, const struct ht_super *store)
 {
     struct ht_super sb;
     struct ht_super_report report;
     int rc = ht_super_read(t->dev, &sb, &report);
 
+    if (store && rc == 0 && memcmp(sb.uuid, store->uuid, sizeof(sb.uuid)) == 0) {
+        if (ht_members_is_stranger(store, &sb))
+            return 0;
+        ht_error("%s is a member of the store already", t->path);
+        return -EEXIST;
+    }
     if (rc == 0 || rc == -ENODATA || rc == -EUCLEAN || rc == -EPROTONOSUPPORT) {
         describe_store(t, rc, &sb);
         return 0;
@@ -196,7 +203,8 @@ static int inspect_content(struct ht_mkfs_target *t, bool regular)
     return rc < 0 ? rc : 0;
 }
 
-static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o)
+static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o,
+                         const struct ht_super *store)
 {
     int rc = check_kind(t, st, o);
 
@@ -208,7 +216,7 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
     if (rc == 0)
         rc = hold_target(t, o);
     if (rc == 0)
-        rc = inspect_content(t, S_ISREG(st->st_mode));
+        rc = inspect_content(t, S_ISREG(st->st_mode), store);
     if (rc < 0)
         return rc;
     if (t->held_something && !o->force) {
@@ -223,13 +231,13 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
     return rc < 0 ? rc : hold_target(t, o);
 }
 
-int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
+int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o, const struct ht_super *store)
 {
     struct stat st;
     int rc = ht_nvme_namespace_stat(t->path, &st);
 
     if (rc == 0)
-        return open_existing(t, &st, o);
+        return open_existing(t, &st, o, store);
     if (rc != -ENOENT) {
         ht_error("%s: %s", t->path, strerror(-rc));
         return rc;
@@ -249,4 +257,73 @@ void ht_mkfs_close(struct ht_mkfs_target *t, bool undo)
     t->dev = NULL;
     if (undo && t->created && unlink(t->path) != 0)
         ht_warn("%s: cannot remove it again: %s", t->path, strerror(errno));
+}
+
+/* --------------------------------------------------------- what it becomes */
+
+int ht_mkfs_check_distinct(const struct ht_mkfs_target *targets, unsigned count)
+{
+    struct stat st[HT_DEVICES_MAX];
+
+    for (unsigned i = 0; i < count; i++) {
+        bool there = ht_nvme_namespace_stat(targets[i].path, &st[i]) == 0;
+        if (!there)
+            memset(&st[i], 0, sizeof(st[i]));
+        for (unsigned k = 0; k < i; k++) {
+            bool same = !there           ? strcmp(targets[i].path, targets[k].path) == 0
+                : S_ISBLK(st[i].st_mode) ? S_ISBLK(st[k].st_mode) && st[i].st_rdev == st[k].st_rdev
+                                         : st[i].st_dev == st[k].st_dev && st[i].st_ino == st[k].st_ino;
+            if (same) {
+                ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
+                return -EINVAL;
+            }
+        }
+    }
+    return 0;
+}
+
+int ht_mkfs_wipe_old(const struct ht_mkfs_target *t)
+{
+    int rc = t->held_something ? ht_probe_wipe(t->path) : 0;
+
+    if (rc < 0)
+        ht_error("%s: cannot erase its old content: %s", t->path, strerror(-rc));
+    return rc;
+}
+
+int ht_mkfs_verify(struct ht_dev *dev, const struct ht_super *sb)
+{
+    struct ht_super_report report;
+    struct ht_super have;
+    int rc = ht_super_read(dev, &have, &report);
+
+    if (rc == 0 && (memcmp(have.uuid, sb->uuid, sizeof(have.uuid)) != 0 || have.generation != sb->generation))
+        rc = -EIO;
+    for (unsigned c = 0; rc == 0 && c < HT_SUPER_COPIES; c++)
+        if (report.copy[c] != HT_SUPER_OK)
+            rc = -EIO;
+    if (rc < 0)
+        ht_error("%s: the new content cannot be read back", ht_dev_name(dev));
+    return rc;
+}
+
+/* Not for regular files: their space is theirs, and would have to be found again when the store is nearly full. */
+void ht_mkfs_discard(const struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
+{
+    uint64_t size = ht_dev_size(t->dev);
+    struct ht_progress p;
+    int rc = 0;
+
+    if (!t->device || o->no_discard)
+        return;
+    ht_progress_begin(&p, true, "discarded", size);
+    for (uint64_t at = 0; rc == 0 && at < size; at += HT_GIB) {
+        uint64_t len = ht_min_u64(HT_GIB, size - at);
+        rc = ht_dev_discard(t->dev, at, len);
+        if (rc == 0)
+            ht_progress_add(&p, len);
+    }
+    ht_progress_clear(&p);
+    if (rc < 0 && rc != -EOPNOTSUPP)
+        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-rc));
 }

@@ -162,7 +162,7 @@ def test_two_devices_share_the_content_in_any_order(make_pair):
     assert min(used) >= MIB and sum(used) >= 12 * MIB  # the slower device gets less
     assert os.statvfs(mnt).f_blocks * 4096 > 1.8 * (SIZE - 8 * MIB)
     metrics = (mnt / '.hitrain/stats').read_text()
-    assert f'hitrain_device_info{{device="1",path="{store.loops[1]}"}} 1\n' in metrics
+    assert f'hitrain_device_info{{device="1",class="fast",path="{store.loops[1]}"}} 1\n' in metrics
     assert 'hitrain_device_health{device="0",hitrain_device_health="ok"} 1\n' in metrics
     assert [json.loads(line) for line in (mnt / '.hitrain/devices').read_text().splitlines()] == devices(mnt)
     text = run('hitrainctl', 'device', mnt / 't').stdout.splitlines()

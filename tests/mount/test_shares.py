@@ -53,7 +53,7 @@ def test_new_content_goes_to_devices_as_fast_as_they_are(make_pair):  # noqa: F8
     with slow_group(store.loops[0], ('read', 'write')) as (group, limit):
         mnt = mount_slowly(store, group, limit)
         assert not any('share_per_mille' in d for d in devices(mnt)), 'known although nothing was written yet'
-        assert run('hitrainctl', 'device', mnt).stdout.splitlines()[5].split()[:2] == ['0', '-']
+        assert run('hitrainctl', 'device', mnt).stdout.splitlines()[5].split()[:3] == ['0', 'fast', '-']
         # The ratio is 3. Devices without shares would get the same. A busy machine may be slower than the limits for
         # some time, and then the devices are alike.
         for _ in range(24):
@@ -69,7 +69,7 @@ def test_new_content_goes_to_devices_as_fast_as_they_are(make_pair):  # noqa: F8
         share, metrics, line = stable_shares(mnt)
         assert 999 <= sum(share) <= 1001
         assert f'hitrain_device_share_per_mille{{device="0"}} {share[0]}\n' in metrics
-        assert line[0] == '0' and line[2] == '%' and abs(float(line[1]) * 10 - share[0]) <= 1
+        assert line[:2] == ['0', 'fast'] and line[3] == '%' and abs(float(line[2]) * 10 - share[0]) <= 1
 
 
 def test_updates_move_state_to_the_faster_device(make_pair):  # noqa: F811
@@ -102,4 +102,31 @@ def test_updates_move_state_to_the_faster_device(make_pair):  # noqa: F811
         assert used[0] > 1.6 * used[1], used
         assert int(os.getxattr(mnt, 'user.hitrain.moved_bytes')) >= 4 * MIB
         assert set((mnt / 'm/w').read_bytes()[:4 * elements]) == set(struct.pack('<f', -steps))
+        store.unmount()
+
+
+def test_all_paths_of_a_model_take_content_as_fast_as_they_are(make_pair):  # noqa: F811
+    """Without the word paths a device of the class capacity has no share; with it one by its bandwidth."""
+    store = make_pair(size=512 * MIB)
+    run('mkfs.hitrain', '--force', store.loops[0], f'--capacity={store.loops[1]}')
+    elements = 8 * MIB
+    with slow_group(store.loops[0], ('read', 'write')) as (group, limit):
+        mnt = mount_slowly(store, group, limit)
+        (mnt / 'm').mkdir()
+        os.setxattr(mnt / 'm', 'user.hitrain.dtype', b'f32')
+        os.setxattr(mnt / 'm', 'user.hitrain.optimizer', b'sgd lr=1')
+        (mnt / 'm/w').write_bytes(bytes(4 * elements))
+        sync(mnt / 'm')
+        assert devices(mnt)[1]['free_bytes'] == devices(mnt)[1]['data_bytes'] and shares(mnt)[1] == 0
+        os.setxattr(mnt / 'm', 'user.hitrain.paths', b'all')
+        for steps in range(1, 61):
+            (mnt / 'm/.hitrain/grad/w').write_bytes(struct.pack('<f', 1) * elements)
+            sync(mnt / 'm')
+            used = [d['data_bytes'] - d['free_bytes'] for d in devices(mnt)]
+            print(steps, used, shares(mnt))
+            if used[0] > 1.6 * used[1] > 0 and 100 < shares(mnt)[1] < 400:
+                break
+        else:
+            raise AssertionError('never in proportion')
+        assert set((mnt / 'm/w').read_bytes()) == set(struct.pack('<f', -steps))
         store.unmount()

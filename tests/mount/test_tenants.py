@@ -38,9 +38,9 @@ def store(make_pair):
 
 
 @contextlib.contextmanager
-def silent(store):
-    """Its devices take nothing more."""
-    hosts = [os.open(host, os.O_RDONLY | os.O_DIRECTORY) for host in store.hosts]
+def silent(store, hosts=None):
+    """Its devices take nothing more, or those on these hosts."""
+    hosts = [os.open(host, os.O_RDONLY | os.O_DIRECTORY) for host in hosts or store.hosts]
     frozen = []
     try:
         for fd in hosts:

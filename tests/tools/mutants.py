@@ -49,6 +49,7 @@ MUTANTS = [
     ('early-answer', 'fsync waits for the frame', SMALL, 'create'),
     ('super-flush', 'flushes of the superblock', SMALL, 'mount'),
     ('super-order', 'the last good superblock is overwritten last', 'tests/unit/tiering/space/test_super', 'the_last_present_copy_is_never_overwritten_first'),
+    ('add-members-first', 'an added device has its superblocks before others name it', 'tests/crash/crash_add', 'an_addition_that_is_cut_short_leaves_the_store_with_or_without_the_device'),
     ('epoch-unnamed', 'the superblock knows an epoch before frames do', SMALL, 'mount'),
     ('start-early', 'checkpoint is durable before its start is named', SMALL, 'checkpoint'),
     ('log-reuse', 'log space is free when the new start is durable', SMALL, 'log-wrap'),

@@ -69,6 +69,11 @@ struct ht_obj_stat {
 void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
 /* What the store wrote to devices for objects of a scope since the mount: content, without the log. It only grows. */
 uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
+/*
+ * Content of the scope, which is not 0, goes to devices of each class, by their shares (tier/placement.h). Not in the
+ * log: to be called after each mount. -ENOMEM.
+ */
+int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all) HT_MUST_CHECK;
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);
 /*

@@ -71,6 +71,7 @@ struct ht_device_stat {
     uint64_t data_bytes, free_bytes; /* for data, and its unused part */
     uint64_t bad_bytes;              /* did not hold their writes; not used in this mount */
     enum ht_health health;
+    const char *device_class; /* ht_device_class_word */
     uint64_t oldest_request_ns;
     enum ht_log_copy_state log; /* HT_LOG_COPY_LOST: missing, or not written any more */
     struct ht_dev_counters io;

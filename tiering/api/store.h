@@ -76,8 +76,9 @@ struct ht_store_opts {
     unsigned compress_after_ms; /* content may be compressed when it has not changed for so long; 0: a minute */
     enum ht_inline compress_inline;
     bool read_only;
-    unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
-    bool degraded;      /* go on without members that are missing */
+    unsigned answer_ms;          /* a device with an older request does not answer; 0: 30 s */
+    unsigned capacity_answer_ms; /* the same for one of the class capacity; 0: 10 s */
+    bool degraded;               /* go on without members that are missing */
     /* fsck only: replay the longest chain though it is damaged; implies read_only, except for repair */
     bool force_damaged_log;
     bool leave_out;  /* fsck only: senseless records of the log are left out and remembered, not refused */
@@ -175,8 +176,8 @@ int ht_store_checkpoint(struct ht_store *s) HT_MUST_CHECK;
  */
 void ht_store_set_endurance(struct ht_store *s, uint64_t day_bytes);
 /*
- * Checks the health of all devices and the endurance now, and reports changes: a thread does so four times in each
- * answer_ms.
+ * Checks the health of all devices and the endurance now, and reports changes: a thread does so four times in the
+ * shorter of answer_ms and capacity_answer_ms.
  */
 void ht_store_watch_devices(struct ht_store *s);
 

@@ -19,6 +19,7 @@
     E(READ_ERROR, "read-error", ERROR, true, "A device failed a read of content.")                                     \
     E(CHECKSUM, "checksum", ERROR, true, "A device returned wrong bytes.")                                             \
     E(NO_SPACE, "no-space", ERROR, true, "The store refused something because it is full.")                            \
+    E(SPILLED, "spilled", WARN, false, "No fast device has room: content goes to one of the class capacity.")          \
     E(WRITE_REFUSED, "write-refused", ERROR, true, "A program's write failed for another reason.")                     \
     E(READ_ONLY, "read-only", ERROR, false, "The store cannot write the log and takes no changes.")                    \
     E(COMMIT_FAILED, "commit-failed", ERROR, false, "A commit did not become durable.")                                \

@@ -352,7 +352,9 @@ static void note_failure(struct ht_store *s, struct search *f, const struct ht_c
 /* Takes space on a device that is not to be avoided; all else that io->ref says stays. */
 static int take_place(struct ht_chunk_io *io, const struct search *f) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_alloc_hint hint = {.device = f->avoid >> f->last & 1 ? -1 : f->last, .avoid = f->avoid};
+    struct ht_alloc_hint hint = ht_obj_hint(io->obj, f->avoid >> f->last & 1 ? -1 : f->last);
+
+    hint.avoid = f->avoid;
     int device = ht_alloc_choose(io->obj->s->alloc, ht_ref_blocks(&io->ref), hint);
 
     if (device < 0 || f->avoid >> device & 1)

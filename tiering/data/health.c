@@ -37,9 +37,12 @@
 #define PROBE_LOOK_NS UINT64_C(10000000)
 enum { LOOKS = 4, LOOK_MS_MAX = 1000 }; /* in each answer_ms */
 
-static uint64_t answer_ns(const struct ht_store *s)
+static uint64_t answer_ns(const struct ht_store *s, unsigned device_class)
 {
-    return (s->opts.answer_ms ? s->opts.answer_ms : HT_DEVICE_ANSWER_S * 1000u) * 1000000ull;
+    bool capacity = device_class == HT_DEVICE_CAPACITY;
+    unsigned given_ms = capacity ? s->opts.capacity_answer_ms : s->opts.answer_ms;
+
+    return (given_ms ? given_ms : (capacity ? HT_CAPACITY_ANSWER_S : HT_DEVICE_ANSWER_S) * 1000u) * 1000000ull;
 }
 
 static void report(const struct ht_store *s, unsigned device, enum ht_health was, enum ht_health is)
@@ -52,7 +55,7 @@ static void report(const struct ht_store *s, unsigned device, enum ht_health was
             HT_EVENT_DEVICE_SILENT, &about,
             "%s does not answer: a request is older than %llu ms; new ones go elsewhere or fail, and nothing that needs "
             "this one is durable until it answers",
-            about.device, (unsigned long long)(answer_ns(s) / 1000000));
+            about.device, (unsigned long long)(answer_ns(s, s->layout.device_class[device]) / 1000000));
     } else if (was == HT_HEALTH_NOT_ANSWERING) {
         ht_event(HT_EVENT_DEVICE_ANSWERS, &about, "%s answers again", about.device);
     }
@@ -69,7 +72,9 @@ enum ht_health ht_store_check_device(struct ht_store *s, unsigned device)
 {
     if (!s->dev[device])
         return HT_HEALTH_MISSING;
-    enum ht_health was = s->data->health[device], is = ht_dev_health(s->dev[device], answer_ns(s));
+    enum ht_health was = s->data->health[device], is;
+
+    is = ht_dev_health(s->dev[device], answer_ns(s, s->layout.device_class[device]));
     if (is == was)
         return is;
     s->data->health[device] = is;
@@ -90,7 +95,9 @@ void ht_store_watch_devices(struct ht_store *s)
 
 uint64_t ht_health_period_ns(const struct ht_store *s)
 {
-    return ht_min_u64(answer_ns(s) / LOOKS, LOOK_MS_MAX * UINT64_C(1000000));
+    uint64_t least_ns = ht_min_u64(answer_ns(s, HT_DEVICE_FAST), answer_ns(s, HT_DEVICE_CAPACITY));
+
+    return ht_min_u64(least_ns / LOOKS, LOOK_MS_MAX * UINT64_C(1000000));
 }
 
 /* ------------------------------------------------------------------ figures */
@@ -136,6 +143,7 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     out->share_per_mille = ht_div_up((uint64_t)ht_alloc_share(s->alloc, index) * 1000, HT_PLACE_WHOLE);
     ht_store_unlock(s);
     out->bytes = s->layout.device_bytes[index];
+    out->device_class = ht_device_class_word(s->layout.device_class[index]);
     out->data_bytes = space.blocks * HT_BLOCK_BYTES - ht_store_fixed_bytes(s, index);
     out->free_bytes = space.free_blocks * HT_BLOCK_BYTES;
     out->bad_bytes = space.bad_blocks * HT_BLOCK_BYTES;

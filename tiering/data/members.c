@@ -108,6 +108,10 @@ static int validate(struct ht_store *s, const struct gathering *g)
         ht_error(
             "%s was left behind when its log could not be written, and the others went on: name the other members, too",
             ht_dev_name(s->dev[m.left_behind]));
+    else if (rc == -ENXIO)
+        ht_error("%s is no member of the store: mkfs.hitrain was adding it and was cut short, and the store went on "
+                 "without it; leave it out, or add it again",
+                 ht_dev_name(s->dev[m.stranger]));
     if (rc == 0) {
         HT_UNSHARED(HT_LOCK_SUPER);
         s->sb = g->sb[m.newest];
@@ -123,10 +127,6 @@ static int check_fit(struct ht_store *s)
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         if (!s->dev[i])
             continue;
-        if (i >= s->dev_count) {
-            ht_error("%s says that it is device %u of a store that has %u", ht_dev_name(s->dev[i]), i, s->dev_count);
-            return -EUCLEAN;
-        }
         if (ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
             report_super_problem(s->dev[i], -ENODATA, true);
             return -ENODATA;

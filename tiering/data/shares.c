@@ -3,7 +3,8 @@
  * shares.c - the share of new content that each device gets: tier/weights.h decides, the allocator heeds it.
  *
  * Only what stores with several devices write needs shares. The writers bring them up to date themselves, so no thread
- * wakes for it. A device that the store closed or that does not answer has no share (ht_store_check_device).
+ * wakes for it. A device that the store closed or that does not answer has no share (ht_store_check_device). One of the
+ * class capacity has a share once a model uses all paths.
  */
 #include "tiering/data/shares.h"
 #include "tiering/io/dev.h"
@@ -20,6 +21,7 @@ static struct ht_weights_device look_at(const struct ht_store *s, unsigned devic
     struct ht_weights_device out = {.usable = s->dev[device] && s->data->health[device] < HT_HEALTH_FAILING};
     struct ht_alloc_device space;
 
+    out.usable &= s->objects.any_all_paths || s->layout.device_class[device] == HT_DEVICE_FAST;
     ht_alloc_device(s->alloc, device, &space);
     out.blocks = space.blocks;
     out.free_blocks = space.free_blocks;

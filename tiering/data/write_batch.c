@@ -176,7 +176,7 @@ static int start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c,
     note_coming(s, j, ht_arena_image(s->arena, c->slot));
     prepare(w, j, copied);
     bytes = j->bytes;
-    rc = ht_chunk_write_place(&j->io, (struct ht_alloc_hint){.device = ht_chunk_target_device(s, c)});
+    rc = ht_chunk_write_place(&j->io, ht_obj_hint(o, ht_chunk_target_device(s, c)));
     if (rc) {
         put_copy(w, j);
         note_came(s, j);

@@ -113,6 +113,9 @@ void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_
  * bandwidth.
  */
 void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct ht_rate_totals *out);
+/* More is in flight than it writes in HT_DEV_LOADED_NS, or, while that is not known, than HT_GATE_UNKNOWN_BYTES. */
+#define HT_DEV_LOADED_NS UINT64_C(100000000)
+bool ht_dev_is_loaded(struct ht_dev *dev);
 /* The requests in flight, oldest first: what, where, how old, and the thread that waits for it. */
 struct ht_dump;
 void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d);

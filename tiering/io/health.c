@@ -124,6 +124,20 @@ void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
+bool ht_dev_is_loaded(struct ht_dev *dev)
+{
+    struct ht_dev_rate rate;
+    uint64_t bytes = 0;
+
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_get(&dev->rate[HT_DIRECTION_WRITE], ht_now_ns(), &rate);
+    for (unsigned c = 0; c < HT_IO_CLASSES; c++)
+        bytes += dev->class_bytes[c];
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+    double most = (double)rate.bytes_per_s * (double)HT_DEV_LOADED_NS * 1e-9;
+    return (double)bytes > (rate.known ? most : (double)HT_GATE_UNKNOWN_BYTES);
+}
+
 enum { DUMP_REQUESTS_MAX = 32 };
 
 static void dump_request(const struct ht_io *io, struct ht_dump *d)

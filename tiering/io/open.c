@@ -20,6 +20,7 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/sys/below.h"
 #include "tiering/sys/holder.h"
+#include "tiering/sys/mounts.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/nvme_namespace.h"
@@ -62,6 +63,7 @@ struct source {
     enum { A_FILE, A_BLOCK_DEVICE, A_NAMESPACE } kind;
     char beside[PATH_MAX];
     const char *busy; /* which name of its bytes another holds: path, or one below it; NULL: it was reported */
+    bool lockless;    /* its file system has no flock */
     struct ht_below below;
 };
 
@@ -138,6 +140,7 @@ static int try_open(struct source *s, struct ht_dev *dev)
         return -errno;
     if (s->kind != A_BLOCK_DEVICE && lock_file(dev->fd, dev->rdonly) != 0)
         rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
+    s->lockless = s->kind == A_FILE && rc != 0 && rc != -EBUSY && rc != -EINTR;
     if (rc == 0 && s->kind == A_NAMESPACE) {
         dev->hold_fd = open(s->beside, flags | O_EXCL);
         rc = dev->hold_fd < 0 ? -errno : 0;
@@ -241,10 +244,23 @@ static void explain_busy(const struct source *s)
         ht_error("%s is %s; it is free when that has ended", path, text);
 }
 
+static void explain_file_system(const char *path, const char *lack)
+{
+    struct ht_mount_entry m;
+
+    ht_error("%s: its file system, %s, %s: put it on a local ext4 or xfs, or use a vault, or a block device (rbd-nbd, "
+             "NVMe-oF with ctrl_loss_tmo=-1)",
+             path, ht_mount_of_path(path, &m) == 0 ? m.type : "of unknown type", lack);
+}
+
 static void explain_failure(const struct source *s, int flags, int err)
 {
     const char *path = s->path;
 
+    if (s->lockless) {
+        explain_file_system(path, "refuses flock");
+        return;
+    }
     switch (-err) {
     case EBUSY:
         if (s->busy)
@@ -254,9 +270,7 @@ static void explain_failure(const struct source *s, int flags, int err)
         if (s->kind != A_FILE)
             ht_error("%s cannot be opened for direct I/O", path);
         else
-            ht_error("%s cannot be opened for direct I/O: its file system does not support O_DIRECT; put the file on "
-                     "ext4 or xfs, or use a block device",
-                     path);
+            explain_file_system(path, "refuses O_DIRECT");
         break;
     default:
         ht_error("%s cannot be opened for %s: %s", path, flags & HT_DEV_RDONLY ? "reading" : "reading and writing",
@@ -319,9 +333,7 @@ static int file_geometry(struct ht_dev *dev, const struct stat *st)
     int rc = probe_file_lba(dev->fd, &dev->lba);
 
     if (rc == -EINVAL)
-        ht_error("%s: direct I/O in blocks of %u bytes does not work on its file system; put the file on ext4 or xfs, "
-                 "or use a block device",
-                 dev->name, HT_BLOCK_BYTES);
+        explain_file_system(dev->name, "refuses direct I/O in blocks of 4096 bytes");
     else if (rc != 0)
         ht_error("%s cannot be read: %s", dev->name, strerror(-rc));
     if (rc != 0)

@@ -113,6 +113,7 @@ struct ht_flow {
     uint64_t moved_bytes;                                  /* of updates, to another device than before */
     uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; gone before that */
     uint64_t checksum_errors, read_errors, write_errors;
+    bool spilled; /* content went to a device of the class capacity, and that was told */
 };
 
 /* Fixed from the mount on, unless a lock is named. */

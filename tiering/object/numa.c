@@ -2,7 +2,7 @@
 /*
  * numa.c - which memory is near which device.
  *
- * With devices on several NUMA nodes the tier and the staging pool are divided among these, as their devices are large.
+ * With fast devices on several NUMA nodes the tier and the staging pool are divided among these, as they are large.
  * An image lies near the device that its chunk is stored on. A chunk that is stored nowhere yet gets a device in turn
  * when its image is made. It is written there while that is fair to the other devices (struct ht_alloc_hint). All of
  * this is a hint: memory that is free elsewhere is used before anything is evicted.
@@ -21,6 +21,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/slice.h"
+#include "tiering/object/space.h"
 
 static_assert(HT_DEVICES_MAX <= HT_NODES_MAX, "devices take turns as nodes do");
 
@@ -35,13 +36,14 @@ int ht_store_find_nodes(struct ht_store *s)
     if (asked >= 0)
         ht_nodes_add(&s->numa.nodes, asked, 1);
     for (unsigned i = 0; asked == HT_NUMA_AUTO && i < s->dev_count; i++)
-        if (s->dev[i])
+        if (s->dev[i] && s->layout.device_class[i] == HT_DEVICE_FAST)
             ht_nodes_add(&s->numa.nodes, ht_dev_numa_node(s->dev[i]), s->layout.device_bytes[i]);
     for (unsigned i = 0; i < s->dev_count; i++) {
         s->numa.index[i] = HT_NUMA_INDEX_ANY;
         if (s->numa.nodes.count > 1 && s->dev[i]) {
             s->numa.index[i] = (int8_t)ht_nodes_find(&s->numa.nodes, ht_dev_numa_node(s->dev[i]));
-            ht_nodes_add(&s->numa.turns, (int)i, s->layout.device_bytes[i]);
+            if (s->layout.device_class[i] == HT_DEVICE_FAST)
+                ht_nodes_add(&s->numa.turns, (int)i, s->layout.device_bytes[i]);
         }
     }
     return 0;
@@ -53,14 +55,16 @@ int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref)
 }
 
 /* A device that takes a chunk: in turn, or by shares. */
-static int next_target_device(struct ht_store *s, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+static int next_target_device(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (ht_alloc_has_shares(s->alloc))
-        return ht_alloc_assign(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), HT_ALLOC_HINT_NONE);
-    int place = ht_nodes_turn(&s->numa.turns, s->numa.credit);
-    struct ht_alloc_hint hint = {.device = s->numa.turns.node[place]};
+    struct ht_store *s = o->s;
+    uint32_t bytes = ht_obj_bytes_per_chunk(o);
 
-    return ht_alloc_choose(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), hint);
+    if (ht_alloc_has_shares(s->alloc))
+        return ht_alloc_assign(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), ht_obj_hint(o, -1));
+    int place = ht_nodes_turn(&s->numa.turns, s->numa.credit);
+
+    return ht_alloc_choose(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), ht_obj_hint(o, s->numa.turns.node[place]));
 }
 
 /* The device that holds it, or -1. */
@@ -91,7 +95,7 @@ int ht_chunk_choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *ta
     int device = -1;
 
     if (s->numa.nodes.count > 1)
-        device = ht_chunk_ref(c) ? device_of(c) : next_target_device(s, ht_obj_bytes_per_chunk(o));
+        device = ht_chunk_ref(c) ? device_of(c) : next_target_device(o);
     *target_device = (uint8_t)(device + 1);
     return device < 0 ? HT_NUMA_INDEX_ANY : s->numa.index[device];
 }

@@ -98,6 +98,7 @@ struct ht_objects {
     struct ht_list ending; /* dead objects, by touched; each holds a reference */
     unsigned ending_now;   /* those that threads have taken from the list, and free */
     bool replaying;
+    bool any_all_paths;               /* some scope has, or had, all_paths */
     struct ht_chunk_watch *watches;   /* chunk.h */
     struct ht_touched_walk *walks;    /* scope.h */
     struct ht_scope_changes *changes; /* scope.h; NULL: no publication goes on */

@@ -117,6 +117,17 @@ int ht_scope_freeze(struct ht_store *s, uint64_t scope)
     return sc ? 0 : -ENOMEM;
 }
 
+int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all)
+{
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, all);
+    if (sc)
+        sc->all_paths = all;
+    s->objects.any_all_paths |= all;
+    ht_store_unlock(s);
+    return sc || !all ? 0 : -ENOMEM;
+}
+
 bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope)
 {
     ht_store_lock(s);

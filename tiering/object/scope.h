@@ -19,6 +19,7 @@ struct ht_scope {
         uint64_t written_bytes; /* of its objects, to devices */
         bool aborting;
         bool frozen;              /* a kept step: no content changes */
+        bool all_paths;           /* its content goes to devices of each class */
         bool ended;               /* its root or kept step is gone: it goes with its last object */
         unsigned users;           /* threads that have it while they let the lock go */
         uint64_t objects;         /* in memory */

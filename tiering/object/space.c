@@ -13,8 +13,10 @@
 
 #include "tiering/object/space.h"
 #include "tiering/base/activity.h"
+#include "tiering/base/event.h"
 #include "tiering/base/lack.h"
 #include "tiering/tier/placement.h"
+#include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
@@ -25,6 +27,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 
 /* ------------------------------------------------------------ references */
@@ -298,6 +301,34 @@ static bool may_have_pieces(struct ht_obj *o, unsigned n, uint32_t counted) HT_R
         ht_journal_has_space_for_pieces(s->journal, (n - 1 + others) * HT_FRAG_RECORD_BYTES, false);
 }
 
+struct ht_alloc_hint ht_obj_hint(const struct ht_obj *o, int device)
+{
+    const struct ht_store *s = o->s;
+    struct ht_alloc_hint hint = {.device = device, .all_paths = o->scope && o->scope->all_paths};
+
+    for (unsigned i = 0; hint.all_paths && i < s->dev_count; i++)
+        if (s->layout.device_class[i] == HT_DEVICE_CAPACITY && s->dev[i] && ht_dev_is_loaded(s->dev[i]))
+            hint.avoid |= 1u << i;
+    return hint;
+}
+
+/* Tells once that content has gone to a device of the class capacity because no fast one had room. */
+static void note_spilled(struct ht_store *s, struct ht_alloc_hint hint, const struct ht_extent e[], int n)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (int i = 0; i < n && !hint.all_paths && !s->flow.spilled; i++) {
+        const struct ht_event_about about = {.device = s->dev[e[i].device] ? ht_dev_name(s->dev[e[i].device]) : ""};
+        if (s->layout.device_class[e[i].device] != HT_DEVICE_CAPACITY)
+            continue;
+        s->flow.spilled = true;
+        ht_event(
+            HT_EVENT_SPILLED, &about,
+            "no fast device takes new content: it goes to %s, which is slower, and comes back when it is rewritten and "
+            "a fast one has room",
+            about.device);
+    }
+}
+
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, bool writing,
                         struct ht_ref *ref)
 {
@@ -320,6 +351,7 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hi
         return_reservation(o, c, need, &g);
         return rc;
     }
+    note_spilled(s, hint, e, n);
     ht_alloc_unreserve(s->alloc, g.rest);
     o->stored_blocks += need;
     return 0;

@@ -21,6 +21,11 @@ void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blo
 /* Gives back the preallocation except that for the first keep_bytes of the chunk. */
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes) HT_REQUIRES(HT_LOCK_STORE);
 /*
+ * The hint for content of the object, which stays on this device, if it is not -1. A slow device with enough in flight
+ * is avoided.
+ */
+struct ht_alloc_hint ht_obj_hint(const struct ht_obj *o, int device) HT_REQUIRES(HT_LOCK_STORE);
+/*
  * Allocates space for ref->stored bytes, consuming the reservation of the chunk (or the object's rewrite reserve). Lock
  * held; may release it to make the log durable. Sets ref->place, and nothing else of ref. writing: another place for
  * bytes that are in writing_blocks already.

@@ -31,7 +31,7 @@ struct device {
     uint64_t bad_blocks;
     uint64_t discarding; /* blocks that are taken while the device forgets them */
     uint64_t deferred;   /* blocks that are pending_free otherwise */
-    bool offline, failing;
+    bool offline, failing, capacity;
     uint32_t share;    /* as in struct ht_place_device */
     int64_t credit[2]; /* of new content, of rewritten content: a lot of one would hide what the other owes */
 };
@@ -128,6 +128,11 @@ void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
     a->total -= d->map.blocks;
     a->free_blocks -= d->map.free_blocks;
     a->pending_free -= d->deferred + (d->failing ? 0 : d->discarding);
+}
+
+void ht_alloc_set_capacity(struct ht_alloc *a, unsigned device)
+{
+    a->device[device].capacity = true;
 }
 
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)
@@ -372,8 +377,8 @@ static void fill_table(const struct ht_alloc *a, bool movable, struct ht_place_d
 {
     for (unsigned i = 0; i < a->device_count; i++) {
         const struct device *d = &a->device[i];
-        table[i] = (struct ht_place_device){d->map.blocks, d->map.free_blocks, d->offline,
-                                            d->failing,    d->share,           d->credit[movable]};
+        table[i] = (struct ht_place_device){d->map.blocks, d->map.free_blocks, d->offline, d->failing,
+                                            d->share,      d->credit[movable], d->capacity};
     }
 }
 

@@ -37,6 +37,8 @@ uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a);
  * good.
  */
 void ht_alloc_set_offline(struct ht_alloc *a, unsigned device);
+/* The device is of the class capacity (placement.h). For good. */
+void ht_alloc_set_capacity(struct ht_alloc *a, unsigned device);
 /* Allocate there only when no other device has space, or end this. */
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing);
 

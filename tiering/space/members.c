@@ -34,6 +34,24 @@ static unsigned find_newest(const struct ht_super *const sb[HT_DEVICES_MAX])
     return newest;
 }
 
+bool ht_members_is_stranger(const struct ht_super *newest, const struct ht_super *have)
+{
+    unsigned i = have->device_index;
+
+    return i >= newest->device_count ||
+        memcmp(have->device_uuid[i], newest->device_uuid[i], sizeof(have->device_uuid[i])) != 0;
+}
+
+static int find_stranger(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb[i] && ht_members_is_stranger(sb[out->newest], sb[i])) {
+            out->stranger = i;
+            return -ENXIO;
+        }
+    return 0;
+}
+
 /* Does a present copy of the log go on to the end, as far as the newest superblock knows? */
 static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
 {
@@ -57,6 +75,8 @@ int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct 
     out->newest = find_newest(sb);
     int rc = find_apart(sb, out);
 
+    if (!rc)
+        rc = find_stranger(sb, out);
     return rc ? rc : check_log(sb, out);
 }
 

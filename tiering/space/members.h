@@ -12,6 +12,9 @@
  *   both mounted at 5, then A alone at 6:  A {epoch 6, A 6, B 5}   B {epoch 5, A 5, B 5}   A knows B: B catches up
  *   and then B alone, too:                 A {epoch 6, A 6, B 5}   B {epoch 6, A 5, B 6}   neither: they have diverged
  *
+ * A device that was being added (super_add.c) names a store whose other members may not name it: they went on without
+ * it, and perhaps another one has its number. It is a stranger then.
+ *
  * A member that dropped out while it could still be written, or whose log is not up to date yet, knows that itself: it
  * must not stand for the store alone.
  */
@@ -24,13 +27,17 @@ struct ht_members {
     unsigned newest;      /* index of the device whose superblock counts */
     unsigned apart[2];    /* -EXDEV: these two */
     unsigned left_behind; /* -ESTALE: this one */
+    unsigned stranger;    /* -ENXIO: this one */
 };
 
 /*
  * sb[i]: superblock of the device with index i; NULL: not there. At least one is there. 0, -EXDEV: two members have
- * changed apart from each other; -ESTALE: none of the present ones with a copy of the log has the newest one.
+ * changed apart from each other; -ESTALE: none of the present ones with a copy of the log has the newest one; -ENXIO:
+ * the newest superblock does not name this device.
  */
 int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out) HT_MUST_CHECK;
+/* Is have, of a device with the store's uuid, not of the member that the store has under its number? */
+bool ht_members_is_stranger(const struct ht_super *newest, const struct ht_super *have);
 /* Did device i have the whole content when this superblock was written? */
 bool ht_members_takes_part(const struct ht_super *sb, unsigned i);
 /* Those that take part (bits) do so in sb->epoch from now on. */

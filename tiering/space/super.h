@@ -32,6 +32,7 @@ struct ht_super {
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
     uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h */
+    uint8_t device_class[HT_DEVICES_MAX];  /* enum ht_device_class; HT_DEVICE_FAST without the feature */
     /* In memory only: */
     uint8_t unsure[HT_DEVICES_MAX]; /* copies (bits) whose flush failed */
     uint64_t mine;                  /* our nonce, or 0 */
@@ -48,6 +49,7 @@ struct ht_super_layout {
     uint32_t log_device[HT_LOG_COPIES];
     uint64_t log_offset[HT_LOG_COPIES];
     uint64_t device_bytes[HT_DEVICES_MAX];
+    uint8_t device_class[HT_DEVICES_MAX];
 };
 void ht_super_get_layout(const struct ht_super *sb, struct ht_super_layout *out);
 
@@ -64,6 +66,8 @@ const char *ht_super_problem_text(enum ht_super_problem p);
 
 void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096]);
 enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super *out_sb);
+/* "fast" or "capacity", of a class that was decoded. */
+const char *ht_device_class_word(unsigned device_class);
 
 /* What of a superblock keeps its place in all versions: also of stores that this program refuses. */
 struct ht_super_words {
@@ -135,14 +139,24 @@ struct ht_format_opts {
     const char *label;    /* or NULL */
     uint32_t chunk_bytes; /* 0: 1 MiB */
     uint64_t log_bytes;   /* 0: by the devices' size */
+    uint32_t capacity;    /* devices (bits) of the class capacity: at least one is not */
 };
 /*
- * Lays out a new store over devices: chooses uuid, salt, log places (two devices if there are two, else two places far
- * apart on one), and writes the superblocks. The log region needs no initialisation: old frames have another salt.
+ * Lays out a new store over devices: chooses uuid, salt, log places (two fast devices if there are two, else two places
+ * far apart on one), and writes the superblocks. The log region needs no initialisation: old frames have another salt.
  * -ENOSPC: too small (less than 8 MiB).
  */
 int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struct ht_format_opts *opts,
                     struct ht_super *out_sb) HT_MUST_CHECK;
+
+/*
+ * Adds a device to a store that nobody has mounted (super_add.c). devs: its members, by index, none missing; sb: the
+ * newest superblock, with a claim on them (claim.h). Then sb has the device, and names no writer. What dev holds is
+ * lost. -E2BIG: too many; -ENOSPC: too small; -EUCLEAN: it is a member, but a device lacks a copy of the superblock.
+ * Another error: the store is as it was.
+ */
+int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
+                 enum ht_device_class device_class) HT_MUST_CHECK;
 
 /* Ids of this host and this boot, 16 bytes each (zeros when unknown), as they were when first asked for. */
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);

@@ -114,6 +114,8 @@ static void encode_layout(const struct ht_super *sb, struct ht_disk_super *d)
         memcpy(d->device_uuid[i], sb->device_uuid[i], sizeof(d->device_uuid[i]));
         put64(&d->member_epoch[i], sb->member_epoch[i]);
     }
+    if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
+        memcpy(d->device_class, sb->device_class, sizeof(d->device_class));
 }
 
 #define LINE(effect, bit, name, since, text) HT_FEATURE_WORD_##effect " " #bit " " name " " since "\n"
@@ -172,6 +174,8 @@ static void decode_layout(const struct ht_disk_super *d, struct ht_super *sb)
         memcpy(sb->device_uuid[i], d->device_uuid[i], sizeof(sb->device_uuid[i]));
         sb->member_epoch[i] = get64(&d->member_epoch[i]);
     }
+    if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
+        memcpy(sb->device_class, d->device_class, sizeof(sb->device_class));
 }
 
 static void decode_log_state(const struct ht_disk_super *d, struct ht_super *sb)
@@ -231,12 +235,22 @@ static bool devices_valid(const struct ht_super *sb)
     return true;
 }
 
-/* Needs devices_valid and log_bytes_valid. */
+static bool classes_valid(const struct ht_super *sb)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb->device_class[i] > HT_DEVICE_CAPACITY)
+            return false;
+    return true;
+}
+
+/* Needs devices_valid and log_bytes_valid. So one device is fast at least. */
 static bool log_copy_valid(const struct ht_super *sb, unsigned copy)
 {
     uint64_t offset = sb->log_offset[copy];
 
     if (sb->log_device[copy] >= sb->device_count || offset % HT_BLOCK_BYTES)
+        return false;
+    if (sb->device_class[sb->log_device[copy]] != HT_DEVICE_FAST)
         return false;
     uint64_t bytes = sb->device_bytes[sb->log_device[copy]];
     if (offset > bytes || sb->log_bytes > bytes - offset)
@@ -283,7 +297,7 @@ static bool fields_valid(const struct ht_super *sb)
     if (sb->generation < 1 || sb->generation > HT_SUPER_COUNTER_MAX)
         return false;
     return ht_super_label_valid(sb->label) && ht_super_chunk_bytes_valid(sb->chunk_bytes) && devices_valid(sb) &&
-        logs_valid(sb) && log_state_valid(sb);
+        classes_valid(sb) && logs_valid(sb) && log_state_valid(sb);
 }
 
 enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_words *out)
@@ -342,4 +356,5 @@ void ht_super_get_layout(const struct ht_super *sb, struct ht_super_layout *out)
     memcpy(out->log_device, sb->log_device, sizeof(out->log_device));
     memcpy(out->log_offset, sb->log_offset, sizeof(out->log_offset));
     memcpy(out->device_bytes, sb->device_bytes, sizeof(out->device_bytes));
+    memcpy(out->device_class, sb->device_class, sizeof(out->device_class));
 }

@@ -26,28 +26,50 @@ static uint64_t default_log_bytes(uint64_t smallest_bytes, uint64_t all_bytes)
     return ht_min_u64(ht_max_u64(bytes, HT_LOG_BYTES_MIN), HT_LOG_BYTES_MAX);
 }
 
-/* Two devices: one copy at the front of each. One device: one at the front, one at the back. */
+static unsigned next_fast(const struct ht_super *sb, unsigned from)
+{
+    while (from < sb->device_count && sb->device_class[from] != HT_DEVICE_FAST)
+        from++;
+    return from;
+}
+
+/* Two fast devices: one copy at the front of each. One fast device: one at the front, one at the back. */
 static void place_logs(struct ht_super *sb)
 {
-    uint64_t back = sb->device_bytes[0] / HT_BLOCK_BYTES * HT_BLOCK_BYTES - HT_BLOCK_BYTES - sb->log_bytes;
+    unsigned first = next_fast(sb, 0), second = next_fast(sb, first + 1);
+    uint64_t back = sb->device_bytes[first] / HT_BLOCK_BYTES * HT_BLOCK_BYTES - HT_BLOCK_BYTES - sb->log_bytes;
+    bool two = second < sb->device_count;
 
-    sb->log_device[0] = 0;
+    sb->log_device[0] = first;
     sb->log_offset[0] = LOG_PLACE;
-    sb->log_device[1] = sb->device_count > 1 ? 1 : 0;
-    sb->log_offset[1] = sb->device_count > 1 ? LOG_PLACE : back / LOG_PLACE * LOG_PLACE;
+    sb->log_device[1] = two ? second : first;
+    sb->log_offset[1] = two ? LOG_PLACE : back / LOG_PLACE * LOG_PLACE;
+}
+
+static void set_classes(struct ht_super *sb, uint32_t capacity)
+{
+    for (unsigned i = 0; i < sb->device_count; i++)
+        if (capacity >> i & 1)
+            sb->device_class[i] = HT_DEVICE_CAPACITY;
+    if (capacity)
+        sb->feat_ignore |= HT_FEAT_IGNORE_CLASSES;
 }
 
 static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const struct ht_format_opts *opts)
 {
-    uint64_t smallest = UINT64_MAX, all = 0;
+    uint64_t smallest = UINT64_MAX, all = 0; /* smallest: of the fast ones */
 
+    set_classes(sb, opts->capacity);
+    if (next_fast(sb, 0) == sb->device_count)
+        return -EINVAL;
     for (unsigned i = 0; i < sb->device_count; i++) {
         sb->device_bytes[i] = ht_dev_size(devs[i]);
-        smallest = ht_min_u64(smallest, sb->device_bytes[i]);
+        if (sb->device_bytes[i] < HT_SUPER_DEVICE_BYTES_MIN)
+            return -ENOSPC;
+        if (sb->device_class[i] == HT_DEVICE_FAST)
+            smallest = ht_min_u64(smallest, sb->device_bytes[i]);
         all += sb->device_bytes[i];
     }
-    if (smallest < HT_SUPER_DEVICE_BYTES_MIN)
-        return -ENOSPC;
     sb->chunk_bytes = opts->chunk_bytes ? opts->chunk_bytes : HT_CHUNK_BYTES;
     sb->log_bytes = opts->log_bytes ? opts->log_bytes : default_log_bytes(smallest, all);
     if (!ht_super_chunk_bytes_valid(sb->chunk_bytes) || !ht_super_log_bytes_valid(sb->log_bytes))
@@ -59,7 +81,7 @@ static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const
 }
 
 /* A random (version 4) UUID. */
-static int make_uuid(uint8_t out[16])
+int ht_super_make_uuid(uint8_t out[16])
 {
     int rc = ht_random(out, 16);
 
@@ -70,11 +92,11 @@ static int make_uuid(uint8_t out[16])
 
 static int format_identity(struct ht_super *sb, const char *label)
 {
-    int rc = make_uuid(sb->uuid);
+    int rc = ht_super_make_uuid(sb->uuid);
     uint8_t host[16];
 
     for (unsigned i = 0; !rc && i < sb->device_count; i++)
-        rc = make_uuid(sb->device_uuid[i]);
+        rc = ht_super_make_uuid(sb->device_uuid[i]);
     if (!rc)
         rc = ht_random(&sb->salt, sizeof(sb->salt));
     if (rc)

@@ -12,6 +12,11 @@
 
 static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
+const char *ht_device_class_word(unsigned device_class)
+{
+    return device_class == HT_DEVICE_CAPACITY ? "capacity" : "fast";
+}
+
 static bool is_word(const char *s)
 {
     return *s && !s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")];

@@ -11,5 +11,6 @@
 bool ht_super_chunk_bytes_valid(uint64_t bytes);
 bool ht_super_log_bytes_valid(uint64_t bytes);
 bool ht_super_label_valid(const char *label);
+int ht_super_make_uuid(uint8_t out[16]) HT_MUST_CHECK;
 
 #endif

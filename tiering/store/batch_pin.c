@@ -403,7 +403,7 @@ static int take_place(struct ht_obj *o, struct part *p, int target_device) HT_RE
     int rc = ht_chunk_reserve(o, p->io.chunk, 0);
 
     if (!rc)
-        rc = ht_chunk_write_place(&p->io, (struct ht_alloc_hint){.device = target_device});
+        rc = ht_chunk_write_place(&p->io, ht_obj_hint(o, target_device));
     if (rc || o->obj_class == HT_CLASS_SCRATCH || o->extra->rewrite_reserve_blocks ||
         ht_ref_pieces_fit(s, &p->io.ref, 1))
         return rc;
@@ -464,8 +464,10 @@ static int find_target_device(const struct ht_batch_pin *l, const struct ht_batc
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = l->store;
-    struct ht_alloc_hint hint = {.device = -1, .movable = true};
+    struct ht_alloc_hint hint = ht_obj_hint(l->chunk[0].obj, -1);
     uint32_t blocks = 0;
+
+    hint.movable = true;
 
     for (unsigned i = 0; i < l->count; i++) {
         if (!(dirty >> i & 1))

@@ -151,8 +151,10 @@ void ht_store_dump(struct ht_store *s, struct ht_dump *d)
 {
     ht_dump_put(d, "devices:\n");
     for (unsigned i = 0; i < s->dev_count; i++)
-        if (s->dev[i])
+        if (s->dev[i]) {
+            ht_dump_put(d, "  %s", ht_device_class_word(s->layout.device_class[i]));
             ht_dev_dump(s->dev[i], d);
+        }
     put_flow(s, d);
     ht_journal_dump(s->journal, d);
     ht_staging_dump(s->staging, d);

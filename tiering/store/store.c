@@ -71,9 +71,12 @@ static int make_allocator(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     for (unsigned i = 0; i < s->dev_count; i++)
         blocks[i] = s->layout.device_bytes[i] / HT_BLOCK_BYTES;
     int rc = ht_alloc_new(s->dev_count, blocks, &s->alloc);
-    for (unsigned i = 0; !rc && i < s->dev_count; i++)
+    for (unsigned i = 0; !rc && i < s->dev_count; i++) {
+        if (s->layout.device_class[i] == HT_DEVICE_CAPACITY)
+            ht_alloc_set_capacity(s->alloc, i);
         if (!s->dev[i])
             ht_alloc_set_offline(s->alloc, i);
+    }
     return rc ? rc : reserve_fixed_areas(s);
 }
 

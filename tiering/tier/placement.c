@@ -6,9 +6,9 @@
 #define FAIR_PART 2u
 
 /* Lower is better. */
-static unsigned rank_of(const struct ht_place_device *d, unsigned index, uint32_t avoid)
+static unsigned rank_of(const struct ht_place_device *d, unsigned index, const struct ht_alloc_hint *hint)
 {
-    return (d->failing ? 1u : 0u) + (avoid >> index & 1 ? 2u : 0u);
+    return (d->capacity && !hint->all_paths ? 1u : 0u) + (d->failing ? 2u : 0u) + (hint->avoid >> index & 1 ? 4u : 0u);
 }
 
 /* a's free share times factor against b's; sizes are below 2^48 blocks, so products need more than 64 bits. */
@@ -43,13 +43,14 @@ static bool is_better(const struct ht_place_device *a, const struct ht_place_dev
 }
 
 /* Among devices with so many blocks the one of the best rank that is next. */
-static int find_best(const struct ht_place_device devices[], unsigned count, uint32_t blocks, uint32_t avoid)
+static int find_best(const struct ht_place_device devices[], unsigned count, uint32_t blocks,
+                     const struct ht_alloc_hint *hint)
 {
     int best = -1;
 
     for (unsigned i = 0; i < count; i++) {
-        unsigned rank = rank_of(&devices[i], i, avoid);
-        unsigned rank_best = best < 0 ? ~0u : rank_of(&devices[best], (unsigned)best, avoid);
+        unsigned rank = rank_of(&devices[i], i, hint);
+        unsigned rank_best = best < 0 ? ~0u : rank_of(&devices[best], (unsigned)best, hint);
         if (!can_serve(&devices[i], blocks) || rank > rank_best)
             continue;
         if (rank < rank_best || is_better(&devices[i], &devices[best], blocks))
@@ -79,22 +80,23 @@ static bool may_stay(const struct ht_place_device *d, const struct ht_place_devi
 
 int ht_place_choose(const struct ht_place_device devices[], unsigned count, uint32_t blocks, struct ht_alloc_hint hint)
 {
-    int best = find_best(devices, count, blocks, hint.avoid);
+    int best = find_best(devices, count, blocks, &hint);
 
     if (best < 0)
         return find_most(devices, count);
     if (hint.device < 0 || (unsigned)hint.device >= count || !can_serve(&devices[hint.device], blocks))
         return best;
-    bool as_good = rank_of(&devices[hint.device], (unsigned)hint.device, hint.avoid) <=
-        rank_of(&devices[best], (unsigned)best, hint.avoid);
+    bool as_good =
+        rank_of(&devices[hint.device], (unsigned)hint.device, &hint) <= rank_of(&devices[best], (unsigned)best, &hint);
     return as_good && may_stay(&devices[hint.device], &devices[best], hint.movable) ? hint.device : best;
 }
 
 /* As good as the chosen device, and able to take the blocks. */
-static bool takes_part(const struct ht_place_device devices[], unsigned i, uint32_t blocks, uint32_t avoid, int chosen)
+static bool takes_part(const struct ht_place_device devices[], unsigned i, uint32_t blocks,
+                       const struct ht_alloc_hint *hint, int chosen)
 {
     return has_share(&devices[i]) && can_serve(&devices[i], blocks) &&
-        rank_of(&devices[i], i, avoid) <= rank_of(&devices[chosen], (unsigned)chosen, avoid);
+        rank_of(&devices[i], i, hint) <= rank_of(&devices[chosen], (unsigned)chosen, hint);
 }
 
 void ht_place_charge(struct ht_place_device devices[], unsigned count, uint32_t blocks, struct ht_alloc_hint hint,
@@ -103,13 +105,13 @@ void ht_place_charge(struct ht_place_device devices[], unsigned count, uint32_t 
     uint64_t all = 0;
     int64_t left = (int64_t)blocks * HT_PLACE_WHOLE;
 
-    if (chosen < 0 || !takes_part(devices, (unsigned)chosen, blocks, hint.avoid, chosen))
+    if (chosen < 0 || !takes_part(devices, (unsigned)chosen, blocks, &hint, chosen))
         return;
     for (unsigned i = 0; i < count; i++)
-        all += takes_part(devices, i, blocks, hint.avoid, chosen) ? devices[i].share : 0;
+        all += takes_part(devices, i, blocks, &hint, chosen) ? devices[i].share : 0;
     devices[chosen].credit -= left;
     for (unsigned i = 0; i < count; i++) {
-        if (!takes_part(devices, i, blocks, hint.avoid, chosen))
+        if (!takes_part(devices, i, blocks, &hint, chosen))
             continue;
         int64_t part = (int64_t)((uint64_t)blocks * HT_PLACE_WHOLE * devices[i].share / all);
         devices[i].credit += part;

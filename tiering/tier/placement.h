@@ -13,7 +13,8 @@
  * device falls below -HT_PLACE_SLACK_BLOCKS; then it moves. So content that lies in proportion stays where it is. The
  * table has the credits of new content or those of rewritten content, as the hint says.
  *
- * A device that fails writes is the last resort, and one that has just failed this very write comes after it.
+ * A device of the class capacity takes content only if no fast device has room, unless the caller wants all paths: then
+ * shares decide. A device that fails writes is worse, and one that has just failed this very write comes after it.
  */
 #ifndef HITRAIN_TIERING_TIER_PLACEMENT_H
 #define HITRAIN_TIERING_TIER_PLACEMENT_H
@@ -28,6 +29,7 @@ struct ht_place_device {
     bool failing;   /* last resort */
     uint32_t share; /* of HT_PLACE_WHOLE; all shares together are that, or 0 */
     int64_t credit; /* in blocks / HT_PLACE_WHOLE */
+    bool capacity;  /* of that class */
 };
 enum { HT_PLACE_WHOLE = 1 << 16, HT_PLACE_SLACK_BLOCKS = 1024 };
 
@@ -37,6 +39,7 @@ struct ht_alloc_hint {
     uint32_t avoid; /* devices (bits) that are worse than every other */
     bool movable;   /* all of the content is rewritten: it leaves the device that has more than its share */
     bool compacts;  /* pieces are better than a closed group (alloc.h) */
+    bool all_paths; /* the class of a device does not count */
 };
 #define HT_ALLOC_HINT_NONE ((struct ht_alloc_hint){.device = -1})
 static_assert(HT_DEVICES_MAX <= 32, "a bit for each device");

@@ -104,11 +104,13 @@ static int end_write(struct ht_move *m, struct ht_chunk_io *io, struct ht_ring *
     return rc;
 }
 
-/* The device for so many blocks, and the permit to write them there. Or -ENOSPC. */
-static int admit(struct ht_store *s, uint32_t blocks, struct ht_permit *out_permit)
+/* The device for so many blocks of content such as this, and the permit to write them there. Or -ENOSPC. */
+static int admit(const struct ht_obj *o, uint32_t blocks, struct ht_permit *out_permit)
 {
+    struct ht_store *s = o->s;
+
     ht_store_lock(s);
-    int device = ht_alloc_assign(s->alloc, blocks, HT_ALLOC_HINT_NONE);
+    int device = ht_alloc_assign(s->alloc, blocks, ht_obj_hint(o, -1));
     ht_store_unlock(s);
     if (device < 0)
         return -ENOSPC;
@@ -130,7 +132,7 @@ int ht_move_write_copies(struct ht_store *s, struct ht_move m[], uint8_t *const 
         ht_chunk_write_prepare_copy(&io[i], bytes[i], &m[i].was);
         blocks += ht_ref_blocks(&m[i].was);
     }
-    int device = admit(s, blocks, &permit);
+    int device = admit(m[0].owner[0].obj, blocks, &permit);
     if (device < 0)
         return device;
     for (unsigned i = 0; i < n; i++)
@@ -149,7 +151,7 @@ int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, ui
     struct ht_permit permit;
 
     ht_chunk_write_prepare_frame(&io, frame, len, m->was.visible);
-    int device = admit(io.obj->s, ht_ref_blocks(&io.ref), &permit);
+    int device = admit(io.obj, ht_ref_blocks(&io.ref), &permit);
     if (device < 0)
         return device;
     int rc = begin_write(&io, ring, ht_ref_extents(&m->was), (struct ht_alloc_hint){.device = device});

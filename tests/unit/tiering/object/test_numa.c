@@ -77,6 +77,19 @@ static int note_device(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
+TEST(devices_of_the_class_capacity_get_no_memory_of_their_node)
+{
+    struct ht_super sb;
+
+    for (unsigned i = 0; i < DEVICES; i++) {
+        ck_assert_int_eq(dev_open_ram(64 * MIB, 4096, &devs[i]), 0);
+        dev_set_node(devs[i], (int)i);
+    }
+    ck_assert_int_eq(ht_super_format(devs, DEVICES, &(struct ht_format_opts){.capacity = 2}, &sb), 0);
+    mount_near(HT_NUMA_AUTO);
+    ck_assert(ht_store_nodes(s)->count == 1 && ht_store_nodes(s)->node[0] == 0);
+}
+
 TEST(memory_is_divided_among_the_nodes_of_devices)
 {
     struct ht_node_stat st;

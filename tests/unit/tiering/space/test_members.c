@@ -130,4 +130,41 @@ TEST(a_crash_between_two_superblocks_parts_nobody)
     }
 }
 
+/* C names a store whose members may name it or not. */
+TEST(a_device_that_was_being_added_joins_unless_the_others_went_on)
+{
+    struct ht_members m;
+
+    fresh();
+    mount(A | B);
+    sb[0].device_count = sb[1].device_count = 2;
+    sb[2] = sb[0];
+    sb[2].device_index = 2;
+    sb[2].device_count = 3;
+    sb[2].generation++;
+    memset(sb[2].device_uuid[2], 7, sizeof(sb[2].device_uuid[2]));
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
+    ck_assert_uint_eq(m.newest, 2);
+    ck_assert_int_eq(validate(A | B, &m), 0);
+    struct ht_super before = sb[2];
+    mount(A | B);
+    ck_assert_uint_eq(sb[0].generation, sb[2].generation); /* and the lower index counts */
+    ck_assert_int_eq(validate(A | B | C, &m), -ENXIO);
+    ck_assert_uint_eq(m.stranger, 2);
+    mount(A | B);
+    ck_assert_int_eq(validate(A | B | C, &m), -ENXIO);
+    ck_assert_int_eq(validate(B | C, &m), -ENXIO);
+    /* another one has its number now */
+    sb[2] = sb[0];
+    sb[2].device_index = 2;
+    for (unsigned i = 0; i < 3; i++) {
+        sb[i].device_count = 3;
+        sb[i].generation++;
+        memset(sb[i].device_uuid[2], 8, sizeof(sb[i].device_uuid[2]));
+    }
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
+    sb[2] = before;
+    ck_assert_int_eq(validate(A | B | C, &m), -ENXIO);
+}
+
 RUN_TESTS("members")

@@ -208,6 +208,7 @@ TEST(every_field_has_bounds)
         {F(durable_seq), UINT64_MAX, 8, HT_SUPER_BAD_FIELD},
         {F(device_bytes), 4096, 8, HT_SUPER_BAD_FIELD},
         {F(device_bytes), UINT64_MAX, 8, HT_SUPER_BAD_FIELD},
+        {F(device_class), UINT64_MAX, 8, HT_SUPER_OK}, /* without the feature they are no classes */
     };
 #undef F
 
@@ -215,6 +216,44 @@ TEST(every_field_has_bounds)
         ck_assert_msg(decode_with(&sb, cases[i].offset, cases[i].value, cases[i].bytes) == cases[i].problem, "case %zu",
                       i);
     ht_dev_close(dev);
+}
+
+TEST(logs_lie_on_fast_devices_alone)
+{
+    struct ht_dev *devs[] = {new_dev(8 * DEVICE_BYTES), new_dev(2 * DEVICE_BYTES), new_dev(8 * DEVICE_BYTES),
+                             new_dev(4 * DEVICE_BYTES)};
+    struct ht_super sb, got;
+    struct ht_super_report report;
+
+    ck_assert_int_eq(ht_super_format(devs, 4, &(struct ht_format_opts){.capacity = 5}, &sb), 0);
+    ck_assert(sb.log_device[0] == 1 && sb.log_device[1] == 3);
+    ck_assert_uint_eq(sb.log_bytes, DEVICE_BYTES / 16); /* of the smallest fast one */
+    ck_assert_int_eq(ht_super_read(devs[0], &got, &report), 0);
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert_uint_eq(got.device_class[i], i % 2 ? HT_DEVICE_FAST : HT_DEVICE_CAPACITY);
+    ck_assert_int_eq(ht_super_format(devs, 2, &(struct ht_format_opts){.capacity = 1}, &sb), 0);
+    ck_assert(sb.log_device[0] == 1 && sb.log_device[1] == 1 && sb.log_offset[0] != sb.log_offset[1]);
+    ck_assert_int_eq(ht_super_format(devs, 4, &(struct ht_format_opts){.capacity = 15}, &sb), -EINVAL);
+    for (unsigned i = 0; i < 4; i++)
+        ht_dev_close(devs[i]);
+}
+
+TEST(hostile_classes_are_refused_and_an_older_program_loses_them)
+{
+    struct ht_dev *devs[] = {new_dev(DEVICE_BYTES), new_dev(DEVICE_BYTES)};
+    size_t at = offsetof(struct ht_disk_super, device_class);
+    struct ht_super sb;
+
+    ck_assert_int_eq(ht_super_format(devs, 2, &(struct ht_format_opts){.capacity = 2}, &sb), 0);
+    ck_assert_int_eq(decode_with(&sb, at, 0x0100, 8), HT_SUPER_OK);
+    ck_assert_int_eq(decode_with(&sb, at, 0, 8), HT_SUPER_OK);             /* it wrote zeros */
+    ck_assert_int_eq(decode_with(&sb, at, 0x0101, 8), HT_SUPER_BAD_FIELD); /* none is fast */
+    ck_assert_int_eq(decode_with(&sb, at, 0x0001, 8), HT_SUPER_BAD_FIELD); /* the log is there */
+    for (unsigned i = 1; i < 8; i++)                                       /* also of devices that there are not */
+        ck_assert_int_eq(decode_with(&sb, at, 2ull << 8 * i, 8), HT_SUPER_BAD_FIELD);
+    ck_assert_int_eq(decode_with(&sb, at + 8, 0xffull << 56, 8), HT_SUPER_BAD_FIELD);
+    ht_dev_close(devs[0]);
+    ht_dev_close(devs[1]);
 }
 
 TEST(a_truncated_device_is_named_as_such_and_a_grown_one_works)

@@ -50,6 +50,27 @@ static const struct case_ {
     {"beyond that it does", {CREDIT(20, 1, -SLACK - 1), SHARE(90, 5), {0}}, 10, {0, 0, true}, 1},
     {"off a device without a share, too", {{100, 50}, SHARE(90, 6), {0}}, 10, {0, 0, true}, 1},
     {"and off a failing one", {{100, 50, .failing = true, .share = WHOLE}, {100, 50}, {0}}, 10, {0, 0, true}, 1},
+    {"fast ones first", {{100, 90, .capacity = true}, {100, 10}, {0}}, 10, {-1}, 1},
+    {"whatever the shares", {{100, 90, .share = WHOLE - 1, .capacity = true}, SHARE(10, 0), {0}}, 10, {-1}, 1},
+    {"without room there: capacity", {{100, 90, .capacity = true}, {100, 9}, {0}}, 10, {-1}, 0},
+    {"it does not stay there", {{100, 90, .capacity = true}, {100, 10}, {0}}, 10, {0}, 1},
+    {"unless there is no room elsewhere", {{100, 90, .capacity = true}, {100, 9}, {0}}, 10, {0}, 0},
+    {"capacity before a failing fast one", {{100, 90, .failing = true}, {100, 10, .capacity = true}, {0}}, 10, {-1}, 1},
+    {"and before a failing one of its class",
+     {{100, 90, .failing = true, .capacity = true}, {100, 10, .capacity = true}, {0}},
+     10,
+     {-1},
+     1},
+    {"one to be avoided is worse", {{100, 90, .capacity = true}, {100, 10, .failing = true}, {0}}, 10, {-1, A}, 1},
+    {"pieces go where most is", {{100, 9, .capacity = true}, {100, 8}, {0}}, 10, {-1}, 0},
+    {"all paths: by free shares", {{100, 90, .capacity = true}, {100, 10}, {0}}, 10, {-1, .all_paths = true}, 0},
+    {"all paths: by shares",
+     {{100, 20, .share = WHOLE / 4 * 3, .capacity = true}, {100, 90, .share = WHOLE / 4}, {0}},
+     10,
+     {-1, .all_paths = true},
+     0},
+    {"all paths: it stays", {{100, 90, .capacity = true}, {100, 90}, {0}}, 10, {0, .all_paths = true}, 0},
+    {"all paths: not on a loaded one", {{100, 90, .capacity = true}, {100, 10}, {0}}, 10, {0, A, .all_paths = true}, 1},
     {"not without room", {CREDIT(20, 1, -SLACK - 1), SHARE(9, 5), {0}}, 10, {0, 0, true}, 0},
 };
 
@@ -101,6 +122,23 @@ TEST(every_few_pieces_are_in_proportion_to_the_shares)
         place(d, 8, 256, got);
         ck_assert_msg(got[0] == 5 && got[1] == 2 && got[2] == 1, "%u: %u %u %u", i, got[0], got[1], got[2]);
     }
+}
+
+TEST(the_class_capacity_takes_no_part_until_the_others_are_full)
+{
+    struct ht_place_device d[3] = {with_share(.5), with_share(.25), with_share(.25)};
+    unsigned got[3];
+
+    d[0].capacity = true;
+    place(d, 1000, 256, got);
+    ck_assert_msg(got[0] == 0 && got[1] == 500 && got[2] == 500, "%u %u %u", got[0], got[1], got[2]);
+    ck_assert_int_eq(d[0].credit, 0);
+    d[1].free_blocks = d[2].free_blocks = 255;
+    place(d, 10, 256, got);
+    ck_assert_uint_eq(got[0], 10);
+    d[1].free_blocks = d[2].free_blocks = 1 << 30;
+    place(d, 8, 256, got);
+    ck_assert_msg(got[0] == 0 && got[1] == 4 && got[2] == 4, "%u %u %u", got[0], got[1], got[2]);
 }
 
 TEST(who_was_full_does_not_get_everything_afterwards)
