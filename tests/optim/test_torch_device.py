@@ -124,20 +124,21 @@ def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch,
     copies = late.copies if late else Copies
     slow = activations.Slow(monkeypatch)
     saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), copies(torch.device('cpu'), 0))
-    values = [activations.matrix(i) for i in range(3)]
+    values = [late.new(activations.matrix(i)) if late else activations.matrix(i) for i in range(3)]
     packed = [saved.pack(values[0])]
     assert slow.begun.wait(SECONDS_MAX)
     packed += [saved.pack(v) for v in values[1:]]
-    assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.fetched is None
-    values[2].add_(1)  # while the copy from the device may still run
+    assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.computed is None
+    values[2].add_(1)  # before it is copied from the device
+    slow.go.set()
+    saved.settle()
+    saved.settle()  # a segment asks for the next one
     if late:
         assert len(late.faults) == 1
         late.faults.clear()
-    slow.go.set()
-    saved.settle()
     assert packed[0].entry.state == _activations.LOADED  # written, and read ahead
     again = saved.unpack(packed[0])
-    assert torch.equal(again, values[0]) and again.data_ptr() != values[0].data_ptr()
+    assert torch.equal(again, activations.matrix(0)) and again.data_ptr() != values[0].data_ptr()
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         saved.unpack(packed[2])
     del again, packed

@@ -2,6 +2,7 @@
 """The client for a GPU on one that is late (tests/support/late_device.py): orders of its copies, faults of order that must be noticed, errors."""
 import gc
 import shutil
+import sys
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
-from hitrain import _activations, _device, _slots
+from hitrain import _activations, _slots
 from hitrain._device import Copies
 from late_device import ILLEGAL, Stream, late
 import test_torch_activations as activations
@@ -70,15 +71,21 @@ def no_wait_event(patch):
 
 
 def read_before_it_is_computed(patch):
-    patch.setattr(Stream, 'wait_stream', lambda *unused: None)
+    patch.setattr(Copies, 'after', lambda *unused: None)
 
 
 def no_record_stream(patch):
     patch.setattr(torch.Tensor, 'record_stream', lambda *unused: None)
 
 
+def waits_for_slots(patch, before_use):
+    """Before a slot is used again, or before its content is read, and not both."""
+    real = _slots.Slot.wait
+    patch.setattr(_slots.Slot, 'wait', lambda slot: real(slot) if (sys._getframe(1).f_code is _slots.Slots.take.__code__) == before_use else None)
+
+
 def read_before_its_event(patch):
-    patch.setattr(_device.Fetched, 'values', property(lambda fetched: fetched._host))
+    waits_for_slots(patch, before_use=True)
 
 
 def freed_early(patch):
@@ -92,7 +99,7 @@ def freed_early(patch):
 
 
 def slot_reused_early(patch):
-    patch.setattr(_slots.Slot, 'wait', lambda slot: None)
+    waits_for_slots(patch, before_use=False)
 
 
 class ByAddress(dict):
@@ -175,12 +182,12 @@ def test_an_illegal_access_ends_training_by_its_name(shared_root, late, at):
 def test_an_entry_that_cannot_leave_the_device_is_waited_for_by_nobody(shared_store, late, monkeypatch):
     monkeypatch.setattr(_activations, '_WINDOW_BYTES', 512 << 10)
     saved = _activations.Activations(str(shared_store.mountpoint), 2 << 20, set(), late.copies(torch.device('cpu'), 0))
-    fetch, packed, errors = saved._copies.fetch, [], []
+    computed, packed, errors = saved._copies.computed, [], []
 
-    def fail(there):
-        saved._copies.fetch = fetch
-        raise RuntimeError('no pinned memory')
-    saved._copies.fetch = fail
+    def fail():
+        saved._copies.computed = computed
+        raise RuntimeError('no event')
+    saved._copies.computed = fail
 
     def pack_all():
         for i in range(6):
@@ -192,7 +199,7 @@ def test_an_entry_that_cannot_leave_the_device_is_waited_for_by_nobody(shared_st
     packing.start()
     packing.join(20)
     assert not packing.is_alive(), 'it waits for an entry that nobody writes'
-    assert errors == ['no pinned memory']
+    assert errors == ['no event']
     assert [i for _, i in packed] == [0, 1, 3, 4, 5]  # the third one found that the first cannot leave
     assert all(torch.equal(saved.unpack(p), activations.matrix(i)) for p, i in packed)
     packed.clear()

@@ -87,6 +87,7 @@ class Stream:
 
     def record_event(self, timed=None):
         with self.device.lock:
+            self.device.refuse_broken()
             if timed:
                 self.push(timed.pass_now)
             event = Event(self)
