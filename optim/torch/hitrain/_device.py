@@ -11,7 +11,7 @@ that used it.
 import collections
 import contextlib
 import threading
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -207,6 +207,13 @@ class Copies:
         write(host, at)
         coming.popleft()
         self._saved.give(slot)
+
+    def passed_by(self, streams: Iterable[Any]) -> List[Any]:
+        """Events behind all that these streams were given. A device that is broken has none, and runs nothing more."""
+        try:
+            return [stream.record_event() for stream in streams]
+        except RuntimeError:
+            return []
 
     def computed(self) -> Any:
         """What the current stream was given so far: copies of its results come after that."""
