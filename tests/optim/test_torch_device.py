@@ -18,8 +18,9 @@ from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of  # 
 import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
+from torch._subclasses.fake_tensor import FakeTensorMode
 import hitrain
-from hitrain import _activations, _offload
+from hitrain import _activations, _device, _offload
 from hitrain._device import Copies, Leaving
 from hitrain._device_file import DeviceFile
 from late_device import ILLEGAL, late
@@ -488,6 +489,30 @@ def test_a_device_that_is_not_there_is_named(shared_root, device, message):
     with pytest.raises(ValueError, match=message):
         hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, device=device)
     assert not shared_root.exists()
+
+
+def test_a_model_on_a_device_is_refused_with_the_way_on(shared_root):
+    with FakeTensorMode():  # tensors of a GPU that is not there
+        model = torch.nn.Linear(4, 4, device='cuda:1')
+    with pytest.raises(ValueError, match=r'weight is on cuda:1: .* Call model.cpu\(\) before'):
+        offload(model, shared_root)
+    assert not shared_root.exists()
+
+
+def test_one_of_two_devices(shared_root, late, monkeypatch):
+    """That which is asked for, or PyTorch's current one. Each call of PyTorch names it."""
+    model = made()
+    with offload(model, shared_root, activations=0) as optimizer:
+        train(model, optimizer, 0, 1)
+        assert len(late.named) > 50 and set(late.named) == {optimizer._copies.device}
+    monkeypatch.setattr(_device, 'torch', torch)
+    for name, value in (('is_available', True), ('device_count', 2), ('current_device', 1), ('Stream', None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: args[0] if args else value)
+    assert [str(_device.gpu_of(device)) for device in ('cuda', 'cuda:0', 'cuda:1', torch.device('cuda', 1))] == ['cuda:1', 'cuda:0', 'cuda:1', 'cuda:1']
+    with pytest.raises(ValueError, match='sees no device cuda:2: it sees 2'):
+        _device.gpu_of('cuda:2')
+    copies = Copies(_device.gpu_of('cuda'), 0)
+    assert copies._to == copies._back == torch.device('cuda:1')  # what their streams were made for
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')

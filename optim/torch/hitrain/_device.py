@@ -30,7 +30,8 @@ def gpu_of(device: Any) -> torch.device:
     if found.type != 'cuda':
         raise ValueError(f'device must be a CUDA device, not {found}: without device= the model computes on the CPU')
     if not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f'PyTorch {torch.__version__} sees no device {found}')
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise ValueError(f'PyTorch {torch.__version__} sees no device {found}: it sees {count}, whose numbers begin with 0')
     if not hasattr(torch, 'compiler'):
         raise ValueError(f'device= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
     return torch.device('cuda', torch.cuda.current_device() if found.index is None else found.index)
