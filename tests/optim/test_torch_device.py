@@ -14,13 +14,13 @@ import sys
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of, wait_for  # first: it makes the client importable
 import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 from torch._subclasses.fake_tensor import FakeTensorMode
 import hitrain
-from hitrain import _activations, _device, _offload
+from hitrain import _activations, _device, _offload, _residency
 from hitrain._device import Copies, Leaving
 from hitrain._device_file import DeviceFile
 from late_device import ILLEGAL, late
@@ -254,6 +254,24 @@ def test_what_a_stream_uses_is_waited_for(shared_root, monkeypatch, late):
         assert 0 < leaving._left_bytes <= KEEP and leaving._there_bytes == 0
         assert all(events and all(e.stream is late.compute for e in events) for _, events in leaving._left)
         assert 0 < max(most) <= KEEP
+        assert_equal(wanted, values(model))
+
+
+def test_blocks_that_were_read_ahead_go_to_the_device_before_they_are_needed(shared_root, monkeypatch, late):
+    """At rest they have no memory there. The thread that reads ahead loads them once more, while the first block computes."""
+    monkeypatch.setattr(_residency, 'places_ahead', lambda computes, loads: [len(computes) - i for i in range(len(computes) + 1)])
+    losses, wanted = expected(shared_root.with_name('plain'), 2, model_options={'tied': False})
+    model = made(tied=False)
+    with offload(model, shared_root, keep=64 << 20) as optimizer:
+        found, residency = train(model, optimizer, 0, 1), optimizer._residency
+        wait_for(lambda: not residency._reading, 'the end of reading ahead')
+        ahead = [f for u in residency.units if u.state == _residency.PRESENT and not u.stays for f in u.files]
+        assert len(ahead) > 10 and not any(f._is_loaded for f in ahead)
+        hook = model.blocks[0].register_forward_pre_hook(
+            lambda *unused: wait_for(lambda: all(f._is_loaded for f in ahead), 'blocks on the device before their use'))
+        found += train(model, optimizer, 1, 2)
+        hook.remove()
+        assert found == losses
         assert_equal(wanted, values(model))
 
 

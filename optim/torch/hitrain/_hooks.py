@@ -160,6 +160,7 @@ class Hooked(Early):
                 f.use()  # type: ignore[attr-defined]
             for unit in self._residency.load_staying():
                 self._wait_for_copies(unit)
+            self._residency.load_again()
 
     def _wait_for_copies(self, unit: Unit) -> None:
         if self._copies:
