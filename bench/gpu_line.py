@@ -19,7 +19,7 @@ def rows_of(document):
 
 
 def busy(spans):
-    """ms in which at least one of them runs."""
+    """ms in which any runs."""
     total, until = 0.0, 0.0
     for _, begin, end, _ in sorted(spans, key=lambda s: s[1]):
         total += max(0.0, end - max(begin, until))

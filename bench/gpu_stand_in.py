@@ -28,7 +28,7 @@ class Event:
 
 
 class Stream:
-    """busy: seconds of its work so far. ready: when it will have done all of it."""
+    """busy: seconds of its work so far. ready: when that will be done."""
 
     def __init__(self):
         self.busy, self.ready, self._lock = 0.0, 0.0, threading.Lock()

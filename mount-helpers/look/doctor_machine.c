@@ -106,7 +106,9 @@ static void check_fuse(struct ht_doctor *d)
     }
 }
 
-/* Whether a daemon that this user starts could hand the memory of files out. An old kernel is check_kernel's finding. */
+/*
+ * Whether a daemon that this user starts could hand the memory of files out. An old kernel is check_kernel's finding.
+ */
 static void check_passthrough(struct ht_doctor *d)
 {
     char release[128], path[PATH_MAX], line[256] = "";

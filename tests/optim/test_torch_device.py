@@ -6,11 +6,15 @@ tests/gpu has the tests with a device (make check-gpu)."""
 import copy
 import errno
 import gc
+import json
 import mmap
+import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import xml.dom.minidom
 
 import pytest
 
@@ -26,6 +30,8 @@ from hitrain._device_file import DeviceFile
 from late_device import ILLEGAL, late
 import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
+
+BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', TOP / 'build/bin'))
 
 
 @pytest.fixture(autouse=True)
@@ -531,6 +537,20 @@ def test_one_of_two_devices(shared_root, late, monkeypatch):
         _device.gpu_of('cuda:2')
     copies = Copies(_device.gpu_of('cuda'), 0)
     assert copies._to == copies._back == torch.device('cuda:1')  # what their streams were made for
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
+def test_the_bench_draws_a_step_without_a_gpu(tmp_path):
+    """All parts of a step are in the drawing. How well they overlap is a figure of the machine."""
+    done = subprocess.run([sys.executable, TOP / 'bench/gpu.py', '--runs', '1', '--blocks', '12', '--width', '64'], capture_output=True, text=True,
+                          timeout=SECONDS_MAX, env={'HITRAIN_BIN': str(BIN), **os.environ, 'HITRAIN_BUILD': str(tmp_path)})
+    assert done.returncode == 0 and 'over the larger of their parts' in done.stdout, done
+    found = json.loads((tmp_path / 'bench/gpu.jsonl').read_text())
+    assert found['overlap'] > 0 and all(found['parts'][part] > 0 for part in ('load', 'compute', 'gradient', 'publication'))
+    drawing = xml.dom.minidom.parse(str(tmp_path / 'bench/gpu.svg'))
+    rows = [text.firstChild.data.split()[0] for text in drawing.getElementsByTagName('text')]
+    assert [row for row in rows if row in found['parts']] == ['load', 'compute', 'gradient', 'update', 'publication']
+    assert len(drawing.getElementsByTagName('rect')) > 12 * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')

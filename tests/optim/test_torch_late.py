@@ -178,7 +178,7 @@ def content(root):
 
 
 class Within:
-    """A model that has made a step, and the numbers of operations and allocations of that step. The next one has some more or less, as reads ahead go."""
+    """A model that has made a step, and how many operations and allocations that took. The next step takes some more or less, as reads ahead go."""
 
     def __init__(self, root, late):
         self.model = made()

@@ -127,7 +127,7 @@ def test_saved_tensors_pass_through_slots_that_are_made_once(shared_root, late):
 
 @pytest.mark.parametrize('slot', [100_000, 1 << 20, 3 << 20])
 def test_saved_tensors_larger_and_smaller_than_a_slot(shared_store, late, monkeypatch, slot):
-    """Several of them are written and read with one call, and their parts come back to their places."""
+    """Several are written and read with one call, and their parts come back to their places."""
     monkeypatch.setattr(_device, '_SAVED_BYTES', slot)
     values = [activations.matrix(i)[:rows] for i, rows in enumerate((512, 300, 200, 512, 201))] + [torch.arange(3 << 20, dtype=torch.float32)]
     wanted = [v.clone() for v in values]
