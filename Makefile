@@ -94,8 +94,8 @@
 ##   bench-converge
 ##              final losses of small models with moments of 32, 16 and 8 bits, beside torch's AdamW and Muon; RUNS= seeds, STEPS=, ONLY=gpt
 ##              and the like, JOBS= side by side; 15 minutes, and a run that was ended goes on; build/bench/converge.jsonl, .csv and .svg
-##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; skipped where none is;
-##              build/bench/gpu.jsonl
+##   bench-gpu  rates of copies to and from a GPU, and a step with offload() beside one all in the GPU; where none is, how well a step
+##              overlaps on a stand-in; build/bench/gpu.jsonl, and a drawing of the step, gpu.svg
 ##   bench-fit  training what does not fit: offload() in an eighth of its memory beside all in memory, recomputation, XFS and
 ##              DeepSpeed, and the bound of the device; DTYPE=bf16, WIDTH= and BLOCKS= of the GPT; build/bench/fit.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile

@@ -52,7 +52,7 @@ static int set_size(struct ht_options *o, const struct row *row, const char *val
 static int set_size_or_off(struct ht_options *o, const struct row *row, const char *value)
 {
     *(uint64_t *)field_of(o, row) = 0;
-    return strcmp(value, "off") == 0 ? 0 : set_size(o, row, value);
+    return strcmp(value, "off") == 0 || strcmp(value, "0") == 0 ? 0 : set_size(o, row, value);
 }
 
 static int set_number(struct ht_options *o, const struct row *row, const char *value)

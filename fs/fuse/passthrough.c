@@ -348,9 +348,13 @@ void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
 {
     if (!f->passthrough.share_bytes)
         return;
-    f->passthrough.on = is_permitted() && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
+    if (!is_permitted()) {
+        ht_info("passthrough is off: the daemon lacks CAP_SYS_ADMIN (mount as root)");
+        return;
+    }
+    f->passthrough.on = fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
     if (!f->passthrough.on) {
-        ht_info("passthrough is off: it needs Linux 6.9 and CAP_SYS_ADMIN");
+        ht_info("passthrough is off: this kernel has none (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)");
         return;
     }
     conn->max_backing_stack_depth = 1;

@@ -14,6 +14,7 @@
 #include "tiering/sys/mem.h"
 
 #define HUGE_PAGES "sys/kernel/mm/transparent_hugepage"
+#define BUILT_IN "CONFIG_FUSE_PASSTHROUGH=y"
 #define RELEASED_S 1767225600 /* 2026-01-01: no clock that is right shows an earlier time */
 
 enum { PAGES_TUNED = 1024 };
@@ -53,15 +54,23 @@ static void check_huge_pages(struct ht_doctor *d)
     }
 }
 
-static void check_kernel(struct ht_doctor *d)
+/* 6009 for Linux 6.9; 0: not known. */
+static unsigned kernel_version(const struct ht_doctor *d, char release[128])
 {
     unsigned major, minor;
-    char release[128];
 
-    if (!ht_doctor_line(d, release, sizeof(release), "proc/sys/kernel/osrelease") ||
-        sscanf(release, "%u.%u", &major, &minor) != 2)
+    if (!ht_doctor_line(d, release, 128, "proc/sys/kernel/osrelease") || sscanf(release, "%u.%u", &major, &minor) != 2)
+        return 0;
+    return major * 1000 + minor;
+}
+
+static void check_kernel(struct ht_doctor *d)
+{
+    char release[128];
+    unsigned version = kernel_version(d, release);
+
+    if (!version)
         return;
-    unsigned version = major * 1000 + minor;
     if (version < 5006) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "kernel", "Linux %s is too old for hitrain", release);
         ht_doctor_remedy(d, "use Linux 6.1 or newer");
@@ -94,6 +103,33 @@ static void check_fuse(struct ht_doctor *d)
         ht_doctor_add(d, HT_DOCTOR_NOTE, "fuse-pages", "requests of the kernel have at most %s",
                       ht_size_text(pages * 4096));
         ht_doctor_remedy(d, "sysctl fs.fuse.max_pages_limit=%d, or mount with the option tune", PAGES_TUNED);
+    }
+}
+
+/*
+ * Whether a daemon that this user starts could hand the memory of files out. An old kernel is check_kernel's finding.
+ */
+static void check_passthrough(struct ht_doctor *d)
+{
+    char release[128], path[PATH_MAX], line[256] = "";
+
+    if (kernel_version(d, release) < 6009)
+        return;
+    snprintf(path, sizeof(path), "%s/boot/config-%s", d->root, release);
+    FILE *f = fopen(path, "re");
+    bool known = f, built_in = false;
+    while (known && !built_in && fgets(line, sizeof(line), f))
+        built_in = strncmp(line, BUILT_IN, strlen(BUILT_IN)) == 0;
+    if (f)
+        fclose(f);
+    if (known && !built_in) {
+        ht_doctor_add(d, HT_DOCTOR_NOTE, "passthrough", "Linux %s was built without passthrough files", release);
+        ht_doctor_remedy(d, "use a kernel with CONFIG_FUSE_PASSTHROUGH if programs or a GPU map files");
+    } else if (geteuid() != 0) {
+        ht_doctor_add(d, HT_DOCTOR_NOTE, "passthrough", "a daemon of this user has no passthrough files");
+        ht_doctor_remedy(d, "mount as root (CAP_SYS_ADMIN) if programs or a GPU map files");
+    } else {
+        ht_doctor_add(d, HT_DOCTOR_OK, "passthrough", "programs and GPUs may map files (passthrough=SIZE)");
     }
 }
 
@@ -255,6 +291,7 @@ void ht_doctor_machine(struct ht_doctor *d)
     check_kernel(d);
     check_fuse(d);
     check_libfuse(d);
+    check_passthrough(d);
     check_io_uring(d);
     check_huge_pages(d);
     check_memlock(d);

@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import threading
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from trainer import store_of  # noqa: E402  # first: it makes the client importa
 from hitrain._daemon import detach  # noqa: E402
 
 SECONDS_MAX = 45  # a test takes some seconds
+END = time.monotonic() + 230  # of all
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -42,10 +44,11 @@ def store(request, stderr):
                 s.daemon.kill()
             detach(s.mountpoint)
         os._exit(1)
-    limit = threading.Timer(SECONDS_MAX, late)
+    seconds = min(SECONDS_MAX, max(1.0, END - time.monotonic()))
+    limit = threading.Timer(seconds, late)
     limit.daemon = True
     limit.start()
-    faulthandler.dump_traceback_later(SECONDS_MAX + 10, exit=True, file=stderr)  # when no thread of Python runs any more
+    faulthandler.dump_traceback_later(seconds + 5, exit=True, file=stderr)  # when no thread of Python runs any more
     try:
         for s in store_of(request, '1G'):
             stores.append(s)

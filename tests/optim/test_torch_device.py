@@ -6,25 +6,32 @@ tests/gpu has the tests with a device (make check-gpu)."""
 import copy
 import errno
 import gc
+import json
 import mmap
+import os
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import xml.dom.minidom
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, shared_root, shared_store, used_of, wait_for  # first: it makes the client importable
 import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
+from torch._subclasses.fake_tensor import FakeTensorMode
 import hitrain
-from hitrain import _activations, _offload
+from hitrain import _activations, _device, _offload, _residency
 from hitrain._device import Copies, Leaving
 from hitrain._device_file import DeviceFile
 from late_device import ILLEGAL, late
 import test_torch_activations as activations
 from test_torch_offload import KEEP, WIDTH, WORDS, Adapted, Image, Text, Twice, assert_equal, loss_of, made, train, values
+
+BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', TOP / 'build/bin'))
 
 
 @pytest.fixture(autouse=True)
@@ -124,20 +131,21 @@ def test_a_saved_tensor_is_written_read_and_forwarded(shared_store, monkeypatch,
     copies = late.copies if late else Copies
     slow = activations.Slow(monkeypatch)
     saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), copies(torch.device('cpu'), 0))
-    values = [activations.matrix(i) for i in range(3)]
+    values = [late.new(activations.matrix(i)) if late else activations.matrix(i) for i in range(3)]
     packed = [saved.pack(values[0])]
     assert slow.begun.wait(SECONDS_MAX)
     packed += [saved.pack(v) for v in values[1:]]
-    assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.fetched is None
-    values[2].add_(1)  # while the copy from the device may still run
+    assert saved.unpack(packed[1]).data_ptr() == values[1].data_ptr() and packed[1].entry.computed is None
+    values[2].add_(1)  # before it is copied from the device
+    slow.go.set()
+    saved.settle()
+    saved.settle()  # a segment asks for the next one
     if late:
         assert len(late.faults) == 1
         late.faults.clear()
-    slow.go.set()
-    saved.settle()
     assert packed[0].entry.state == _activations.LOADED  # written, and read ahead
     again = saved.unpack(packed[0])
-    assert torch.equal(again, values[0]) and again.data_ptr() != values[0].data_ptr()
+    assert torch.equal(again, activations.matrix(0)) and again.data_ptr() != values[0].data_ptr()
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         saved.unpack(packed[2])
     del again, packed
@@ -252,6 +260,24 @@ def test_what_a_stream_uses_is_waited_for(shared_root, monkeypatch, late):
         assert 0 < leaving._left_bytes <= KEEP and leaving._there_bytes == 0
         assert all(events and all(e.stream is late.compute for e in events) for _, events in leaving._left)
         assert 0 < max(most) <= KEEP
+        assert_equal(wanted, values(model))
+
+
+def test_blocks_that_were_read_ahead_go_to_the_device_before_they_are_needed(shared_root, monkeypatch, late):
+    """At rest they have no memory there. The thread that reads ahead loads them once more, while the first block computes."""
+    monkeypatch.setattr(_residency, 'places_ahead', lambda computes, loads: [len(computes) - i for i in range(len(computes) + 1)])
+    losses, wanted = expected(shared_root.with_name('plain'), 2, model_options={'tied': False})
+    model = made(tied=False)
+    with offload(model, shared_root, keep=64 << 20) as optimizer:
+        found, residency = train(model, optimizer, 0, 1), optimizer._residency
+        wait_for(lambda: not residency._reading, 'the end of reading ahead')
+        ahead = [f for u in residency.units if u.state == _residency.PRESENT and not u.stays for f in u.files]
+        assert len(ahead) > 10 and not any(f._is_loaded for f in ahead)
+        hook = model.blocks[0].register_forward_pre_hook(
+            lambda *unused: wait_for(lambda: all(f._is_loaded for f in ahead), 'blocks on the device before their use'))
+        found += train(model, optimizer, 1, 2)
+        hook.remove()
+        assert found == losses
         assert_equal(wanted, values(model))
 
 
@@ -487,6 +513,44 @@ def test_a_device_that_is_not_there_is_named(shared_root, device, message):
     with pytest.raises(ValueError, match=message):
         hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, device=device)
     assert not shared_root.exists()
+
+
+def test_a_model_on_a_device_is_refused_with_the_way_on(shared_root):
+    with FakeTensorMode():  # tensors of a GPU that is not there
+        model = torch.nn.Linear(4, 4, device='cuda:1')
+    with pytest.raises(ValueError, match=r'weight is on cuda:1: .* Call model.cpu\(\) before'):
+        offload(model, shared_root)
+    assert not shared_root.exists()
+
+
+def test_one_of_two_devices(shared_root, late, monkeypatch):
+    """That which is asked for, or PyTorch's current one. Each call of PyTorch names it."""
+    model = made()
+    with offload(model, shared_root, activations=0) as optimizer:
+        train(model, optimizer, 0, 1)
+        assert len(late.named) > 50 and set(late.named) == {optimizer._copies.device}
+    monkeypatch.setattr(_device, 'torch', torch)
+    for name, value in (('is_available', True), ('device_count', 2), ('current_device', 1), ('Stream', None)):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: args[0] if args else value)
+    assert [str(_device.gpu_of(device)) for device in ('cuda', 'cuda:0', 'cuda:1', torch.device('cuda', 1))] == ['cuda:1', 'cuda:0', 'cuda:1', 'cuda:1']
+    with pytest.raises(ValueError, match='sees no device cuda:2: it sees 2'):
+        _device.gpu_of('cuda:2')
+    copies = Copies(_device.gpu_of('cuda'), 0)
+    assert copies._to == copies._back == torch.device('cuda:1')  # what their streams were made for
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
+def test_the_bench_draws_a_step_without_a_gpu(tmp_path):
+    """All parts of a step are in the drawing. How well they overlap is a figure of the machine."""
+    done = subprocess.run([sys.executable, TOP / 'bench/gpu.py', '--runs', '1', '--blocks', '12', '--width', '64'], capture_output=True, text=True,
+                          timeout=SECONDS_MAX, env={'HITRAIN_BIN': str(BIN), **os.environ, 'HITRAIN_BUILD': str(tmp_path)})
+    assert done.returncode == 0 and 'over the larger of their parts' in done.stdout, done
+    found = json.loads((tmp_path / 'bench/gpu.jsonl').read_text())
+    assert found['overlap'] > 0 and all(found['parts'][part] > 0 for part in ('load', 'compute', 'gradient', 'publication'))
+    drawing = xml.dom.minidom.parse(str(tmp_path / 'bench/gpu.svg'))
+    rows = [text.firstChild.data.split()[0] for text in drawing.getElementsByTagName('text')]
+    assert [row for row in rows if row in found['parts']] == ['load', 'compute', 'gradient', 'update', 'publication']
+    assert len(drawing.getElementsByTagName('rect')) > 12 * 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')

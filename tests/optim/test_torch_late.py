@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client for a GPU on one that is late (tests/support/late_device.py): orders of its copies, faults of order that must be noticed, errors."""
+import contextlib
 import gc
+import os
+import pathlib
 import shutil
+import sys
 import threading
+import warnings
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, shared_root, shared_store, store, used_of  # first: it makes the client importable
 import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
-from hitrain import _activations, _device, _slots
+from hitrain import _activations, _slots
 from hitrain._device import Copies
 from late_device import ILLEGAL, Stream, late
 import test_torch_activations as activations
@@ -70,15 +75,21 @@ def no_wait_event(patch):
 
 
 def read_before_it_is_computed(patch):
-    patch.setattr(Stream, 'wait_stream', lambda *unused: None)
+    patch.setattr(Copies, 'after', lambda *unused: None)
 
 
 def no_record_stream(patch):
     patch.setattr(torch.Tensor, 'record_stream', lambda *unused: None)
 
 
+def waits_for_slots(patch, before_use):
+    """Before a slot is used again, or before its content is read, and not both."""
+    real = _slots.Slot.wait
+    patch.setattr(_slots.Slot, 'wait', lambda slot: real(slot) if (sys._getframe(1).f_code is _slots.Slots.take.__code__) == before_use else None)
+
+
 def read_before_its_event(patch):
-    patch.setattr(_device.Fetched, 'values', property(lambda fetched: fetched._host))
+    waits_for_slots(patch, before_use=True)
 
 
 def freed_early(patch):
@@ -92,7 +103,7 @@ def freed_early(patch):
 
 
 def slot_reused_early(patch):
-    patch.setattr(_slots.Slot, 'wait', lambda slot: None)
+    waits_for_slots(patch, before_use=False)
 
 
 class ByAddress(dict):
@@ -159,28 +170,98 @@ def test_after_memory_ran_out_training_goes_on(shared_root, late, wanted, at):
     assert late.allocations > at
 
 
-@pytest.mark.parametrize('at', [1, 30, 90, 200])
-def test_an_illegal_access_ends_training_by_its_name(shared_root, late, at):
-    late.illegal_at = at
-    model = made()
-    optimizer = offload(model, shared_root, activations=0)
+def content(root):
+    """What the store has of a model: step numbers, values and state."""
+    paths = [pathlib.Path(where) / name for top in (root, root / '.hitrain/state') for where, _, names in os.walk(top) for name in names]
+    assert any(path.name == 'exp_avg' for path in paths)
+    return {**{path: path.read_bytes() for path in paths}, **{word: os.getxattr(root, f'user.hitrain.{word}') for word in ('step', 'durable_step')}}
+
+
+class Within:
+    """A model that has made a step, and how many operations and allocations that took. The next step takes some more or less, as reads ahead go."""
+
+    def __init__(self, root, late):
+        self.model = made()
+        self.optimizer = offload(self.model, root, activations=0)
+        counts = late.operations, late.allocations
+        self.losses = train(self.model, self.optimizer, 0, 1)
+        self.optimizer.commit()
+        self.operations, self.allocations = late.operations - counts[0], late.allocations - counts[1]
+        self.values, self.content = values(self.model), content(root)
+
+
+PARTS = [1 / 50, 1 / 4, 2 / 5, 1 / 2, 3 / 5, 3 / 4]  # of a step
+
+
+@pytest.mark.parametrize('how', ['abort', 'zero_grad', 'close'])
+@pytest.mark.parametrize('part', PARTS, ids='{:.0%}'.format)
+def test_an_illegal_access_within_a_step_takes_it_back_whole(shared_root, late, wanted, part, how):
+    """The device does nothing more then, and needs not. Another process continues."""
+    began = Within(shared_root, late)
+    late.illegal_at = late.operations + max(1, int(began.operations * part))
     with pytest.raises(RuntimeError, match=ILLEGAL):
-        train(model, optimizer, 0, STEPS)
-    late.is_broken = False  # so that the model can be closed; the graph of a backward that raised lasts until the next one
-    optimizer.zero_grad()
-    train(model, optimizer, 0, 1)
-    optimizer.close()
+        train(began.model, began.optimizer, 1, 2)
+    if how != 'close':
+        getattr(began.optimizer, how)()
+        assert content(shared_root) == began.content
+        assert_equal(began.values, values(began.model))
+    began.optimizer.close()
+    assert late.is_broken and content(shared_root) == began.content
+    assert not used_of(shared_root)
+    late.is_broken = False
+    with offload(made(), shared_root, activations=0, resume=True) as optimizer:
+        model = optimizer._model()
+        assert began.losses + train(model, optimizer, 1, STEPS) == wanted[1]
+        assert_equal(wanted[2], values(model))
+
+
+@pytest.mark.parametrize('part', PARTS, ids='{:.0%}'.format)
+def test_memory_that_runs_out_within_a_step_takes_it_back_whole(shared_root, late, wanted, part):
+    """The device works on, so the same program continues. Reading ahead may find it out, and asks again when the block is needed."""
+    began = Within(shared_root, late)
+    late.no_memory_at, losses = late.allocations + max(1, int(began.allocations * part)), []
+    with contextlib.suppress(torch.OutOfMemoryError):
+        losses = train(began.model, began.optimizer, 1, STEPS)
+    if not losses:
+        began.optimizer.abort()
+        assert content(shared_root) == began.content
+        assert_equal(began.values, values(began.model))
+        losses = train(began.model, began.optimizer, 1, STEPS)
+    assert began.losses + losses == wanted[1] and late.allocations > late.no_memory_at
+    assert_equal(wanted[2], values(began.model))
+    began.optimizer.close()
+
+
+@pytest.mark.parametrize('block', [2, 0])
+def test_a_daemon_that_dies_in_backward_leaves_the_step_before(store, late, block):
+    root = store.mountpoint / 'model'
+    began = Within(root, late)
+    began.model.blocks[block].up.weight.register_hook(lambda grad: store.kill() and None)
+    with pytest.raises(OSError):
+        train(began.model, began.optimizer, 1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', RuntimeWarning)  # the store is gone
+        began.optimizer.close()
+    store.mount()
+    assert content(root) == began.content
+    with offload(made(), root, activations=0, resume=True) as optimizer:
+        assert optimizer.committed_step == 1
+        assert_equal(began.values, values(optimizer._model()))
+        other = train(optimizer._model(), optimizer, 1, STEPS)
+    plain = made()
+    with hitrain.AdamW(plain.named_parameters(), root.with_name('plain'), lr=LR) as optimizer:
+        assert train(plain, optimizer, 0, STEPS) == began.losses + other
 
 
 def test_an_entry_that_cannot_leave_the_device_is_waited_for_by_nobody(shared_store, late, monkeypatch):
     monkeypatch.setattr(_activations, '_WINDOW_BYTES', 512 << 10)
     saved = _activations.Activations(str(shared_store.mountpoint), 2 << 20, set(), late.copies(torch.device('cpu'), 0))
-    fetch, packed, errors = saved._copies.fetch, [], []
+    computed, packed, errors = saved._copies.computed, [], []
 
-    def fail(there):
-        saved._copies.fetch = fetch
-        raise RuntimeError('no pinned memory')
-    saved._copies.fetch = fail
+    def fail():
+        saved._copies.computed = computed
+        raise RuntimeError('no event')
+    saved._copies.computed = fail
 
     def pack_all():
         for i in range(6):
@@ -192,7 +273,7 @@ def test_an_entry_that_cannot_leave_the_device_is_waited_for_by_nobody(shared_st
     packing.start()
     packing.join(20)
     assert not packing.is_alive(), 'it waits for an entry that nobody writes'
-    assert errors == ['no pinned memory']
+    assert errors == ['no event']
     assert [i for _, i in packed] == [0, 1, 3, 4, 5]  # the third one found that the first cannot leave
     assert all(torch.equal(saved.unpack(p), activations.matrix(i)) for p, i in packed)
     packed.clear()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes between the store and a device: through slots that are made once, or, on a mount with passthrough=, without a copy by the CPU."""
 import contextlib
+import errno
 import pathlib
 import tempfile
 
@@ -12,9 +13,10 @@ if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
 import hitrain
 from demo_store import mounted
-from hitrain import _registered
+from hitrain import _activations, _device, _registered
 from hitrain._device import Copies
 from late_device import late
+import test_torch_activations as activations
 from test_torch_offload import KEEP, assert_equal, made, train, values
 
 OUT_OF_MEMORY = 2  # of CUDA
@@ -109,6 +111,59 @@ def test_slots_are_made_once(shared_root, late, grad_dtype):
         copied = after['copied_bytes'] - before['copied_bytes']
         assert (copied - gradients) % loaded == 0 or loaded + gradients <= copied <= 2 * loaded + gradients
         assert_equal(wanted, values(model))
+
+
+def test_saved_tensors_pass_through_slots_that_are_made_once(shared_root, late):
+    """Two slots of loads, two of gradients and four of saved tensors, however many steps and tensors there are."""
+    steps, passes, fetch = 4, [], Copies.fetch
+    wanted, _ = activations.train(shared_root.with_name('plain'), steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Copies, 'fetch', lambda copies, there: passes.append(there) or fetch(copies, there))
+        found, figures = activations.train(shared_root, steps, activations=0, device='cpu')
+    assert figures['written_bytes'] + figures['read_bytes'] > 0 and figures['saved_bytes'] > 8 * len(wanted) * activations.MIB / 16
+    assert late.pinned <= 2 + 2 + 4 and late.calls == [] and passes == []
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize('slot', [100_000, 1 << 20, 3 << 20])
+def test_saved_tensors_larger_and_smaller_than_a_slot(shared_store, late, monkeypatch, slot):
+    """Several are written and read with one call, and their parts come back to their places."""
+    monkeypatch.setattr(_device, '_SAVED_BYTES', slot)
+    values = [activations.matrix(i)[:rows] for i, rows in enumerate((512, 300, 200, 512, 201))] + [torch.arange(3 << 20, dtype=torch.float32)]
+    wanted = [v.clone() for v in values]
+    slow = activations.Slow(monkeypatch)
+    saved = _activations.Activations(str(shared_store.mountpoint), 0, set(), late.copies(torch.device('cpu'), 0))
+    packed = [saved.pack(late.new(v)) for v in values]
+    del values
+    slow.go.set()
+    saved.settle()
+    saved.settle()  # a segment asks for the next one
+    found = [saved.unpack(p) for p in reversed(packed)]
+    assert all(torch.equal(f, w) for f, w in zip(found, reversed(wanted)))
+    assert saved.figures()['read_bytes'] > 0 and late.pinned <= 4
+    del found, packed
+    activations.assert_nothing_is_left(saved)
+    saved.close()
+
+
+def test_a_store_that_is_full_gives_slots_back(shared_store, late, monkeypatch):
+    """The writing thread has several slots when a write fails."""
+    monkeypatch.setattr(_device, '_SAVED_BYTES', 64 << 10)
+    copies, left = late.copies(torch.device('cpu'), 0), [3]
+
+    def write(host, at):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, 'full')
+    own = late.new(activations.matrix()).view(torch.uint8).view(-1)
+    for _ in range(3):
+        left[0] = 3
+        with pytest.raises(OSError, match='full'), late.current(late.compute):
+            copies.save([(own, copies.computed())], write)
+        assert len(copies._saved._free) + copies._saved._left == 4
+    with pytest.raises(OSError, match='gone'):
+        copies.restore([(0, 1 << 20)], lambda host, at: (_ for _ in ()).throw(OSError('gone')))
+    assert len(copies._saved._free) + copies._saved._left == 4
 
 
 def test_pieces_of_a_large_gradient(late):

@@ -87,6 +87,7 @@ class Stream:
 
     def record_event(self, timed=None):
         with self.device.lock:
+            self.device.refuse_broken()
             if timed:
                 self.push(timed.pass_now)
             event = Event(self)
@@ -128,6 +129,7 @@ class LateDevice:
         self.allocations = self.pinned = self.operations = self.late_copies = 0
         self.no_memory_at = self.illegal_at = None
         self.registered, self.refuses_registration, self.calls = {}, 0, []
+        self.named = []  # devices that calls of PyTorch named
         self.memory_bytes = 1 << 40
         self.is_broken, self.released = False, threading.Event()
         self.compute = Stream(self, 'compute')
@@ -443,8 +445,8 @@ class LateTorch:
 
     def __init__(self, device):
         self.device = device
-        self.cuda = types.SimpleNamespace(Stream=None, Event=Timed, stream=device.current, current_stream=lambda where: device.stream(),
-                                          mem_get_info=lambda where: (0, device.memory_bytes),
+        self.cuda = types.SimpleNamespace(Stream=None, Event=Timed, stream=device.current, current_stream=lambda where=None: self._named(where, device.stream()),
+                                          mem_get_info=lambda where=None: self._named(where, (0, device.memory_bytes)),
                                           cudart=lambda: types.SimpleNamespace(cudaHostRegister=device.register, cudaHostUnregister=device.unregister),
                                           is_current_stream_capturing=lambda: False)
 
@@ -457,7 +459,13 @@ class LateTorch:
     def empty_like(self, like, device=None):
         return self._made(torch.empty_like(like), device, False)
 
+    def _named(self, where, result):
+        self.device.named.append(where)
+        return result
+
     def _made(self, tensor, where, pinned):
+        if not pinned:
+            self.device.named.append(where)
         if where is None and not pinned:
             return tensor
         with self.device.lock:

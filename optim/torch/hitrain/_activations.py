@@ -8,8 +8,8 @@ memory, because backward needs them first. The oldest are written when the entri
       ^                          |                               |
       '--------- needed ---------'                               '-- needed: its memory is still there
 
-Tensors of a GPU go through pinned memory (_device.py): the copy from the device begins when an entry is queued, after the work that computes
-it, and the thread writes what it finds there. What is read back goes to the device on a stream of its own. So backward waits for it there.
+Tensors of a GPU go through pinned slots that are made once (_device.py): the thread copies an entry from the device after the work that computes
+it, and writes what has come. What is read back goes to the device on a stream of its own. So backward waits for it there.
 
 Entries that are queued when the thread comes to them are written with one call. They are a segment, of whole chunks, and are read back
 together, too: a call costs more than the bytes of a small entry. A segment is punched when its last entry has ended, and an entry ends with
@@ -42,7 +42,6 @@ SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
 SEGMENT_BYTES = 4 << 20  # of entries that are written or read with one call, unless one alone has more
 _WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
 _CLOSE_SECONDS_MAX = 60
-_BYTE = torch.empty(0, dtype=torch.uint8)
 _PUNCH = 1 | 2  # keep the size, punch a hole
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -141,7 +140,7 @@ class Activations:
             if entry.state in (QUEUED, WRITING):
                 self.forwarded_bytes += entry.bytes
                 if entry.state == QUEUED:
-                    entry.state, entry.fetched = HELD, None
+                    entry.state, entry.computed = HELD, None
             elif entry.state == STORED:
                 self._load(entry)
             if entry.changed or (entry.original is not None and entry.original._version != entry.version):
@@ -237,7 +236,7 @@ class Activations:
 
     def _enqueue(self, entry: Entry) -> None:
         if entry.state == HELD:
-            entry.fetched = self._copies.fetch(entry.memory) if self._copies else None
+            entry.computed = self._copies.computed() if self._copies else None
             entry.state = QUEUED
             self._queue.append(entry)
 
@@ -313,11 +312,14 @@ class Activations:
             self._stack.append(segment)
             if self._queue:
                 self._work.put(('write', None))
-            parts = [(e.memory, e.fetched) for e in batch]
+            parts = [(e.memory, e.computed) for e in batch]
         begin = time.monotonic()
         error: Optional[Exception] = None
         try:
-            all_of(os.pwritev, self._fd, [memory_of(fetched.values if fetched else memory) for memory, fetched in parts], segment.at)
+            if self._copies:
+                self._copies.save(parts, lambda host, at: all_of(os.pwritev, self._fd, [memory_of(host)], segment.at + at))
+            else:
+                all_of(os.pwritev, self._fd, [memory_of(memory) for memory, _ in parts], segment.at)
         except OSError as e:
             error = OSError(e.errno, f'{os.strerror(e.errno or 0)} (saving a tensor for backward in the store)')
         except Exception as e:  # of the device, or any other: the trainer waits for this thread
@@ -345,7 +347,7 @@ class Activations:
         return batch
 
     def _written(self, entry: Entry, done: bool) -> None:
-        entry.fetched, entry.state = None, STORED if done else HELD
+        entry.computed, entry.state = None, STORED if done else HELD
         if done:
             self.written_bytes += entry.bytes
             self._pass_written += entry.bytes
@@ -359,21 +361,28 @@ class Activations:
         found: List[Tuple[Any, torch.Tensor, Any]] = []  # buffer, memory, loaded
         begin = time.monotonic()
         try:
-            found = [self._memory(e) for e in run]
-            views = [memory_of(memory) for _, memory, _ in reversed(found)]
-            if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
-                for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
-                    all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
-            else:
-                all_of(os.preadv, self._fd, views, run[-1].at)
-            if self._copies:
-                found = [((None, None), *self._copies.send(memory, e.skip)) for e, (_, memory, _) in zip(run, found)]
+            found = self._read_to_device(run) if self._copies else self._read_here(run)
         except BaseException as e:
             self._end_read(run, [])
             if isinstance(e, OSError):
                 raise OSError(e.errno, f'{os.strerror(e.errno or 0)} (reading a tensor for backward from the store)') from e
             raise
         self._end_read(run, found, time.monotonic() - begin)
+
+    def _read_here(self, run: List[Entry]) -> List[Tuple[Any, torch.Tensor, Any]]:
+        found = [self._memory(e) for e in run]
+        views = [memory_of(memory) for _, memory, _ in reversed(found)]
+        if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
+            for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
+                all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
+        else:
+            all_of(os.preadv, self._fd, views, run[-1].at)
+        return found
+
+    def _read_to_device(self, run: List[Entry]) -> List[Tuple[Any, torch.Tensor, Any]]:
+        there, loaded = self._copies.restore([(e.skip, e.bytes) for e in reversed(run)],  # type: ignore[union-attr]
+                                             lambda host, at: all_of(os.preadv, self._fd, [memory_of(host)], run[-1].at + at))
+        return [((None, None), memory, loaded) for memory in reversed(there)]
 
     def _end_read(self, run: List[Entry], found: List[Tuple[Any, torch.Tensor, Any]], seconds: float = 0.0) -> None:
         with self._changed:
@@ -395,8 +404,6 @@ class Activations:
     def _memory(self, entry: Entry) -> Tuple[Any, torch.Tensor, Any]:
         """Room for an entry that is read. New memory would cost a page fault for each page, so that of ended entries serves again, each
         time as another storage."""
-        if self._copies:
-            return (None, None), self._copies.host(_BYTE, entry.bytes), None
         size = entry.bytes + ALIGNMENT  # for any skip
         with self._changed:
             buffer = self._spare.take(size) or mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -426,7 +433,7 @@ class Activations:
             del self._entries[entry.key]
         if entry.state == LOADED:
             self._loaded_bytes -= entry.bytes
-        entry.state, entry.memory, entry.original, entry.fetched = DEAD, None, None, None
+        entry.state, entry.memory, entry.original, entry.computed = DEAD, None, None, None
         buffer, in_use = entry.buffer
         if buffer and in_use() is None:
             self._spare.give(buffer)

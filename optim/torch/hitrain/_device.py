@@ -3,6 +3,7 @@
 
     load      values --slot--> device, on the stream `to`      wait() lets the stream that computes wait for it
     gradient  device --slot--> the caller, on the stream `back`, after the stream that computed it
+    saved     the same both ways, for tensors that autograd saves: save() and restore()
 
 Slots are pinned (_slots.py). Registered memory (_registered.py) needs none. PyTorch's allocators reuse memory of the device, each block after the streams
 that used it.
@@ -10,7 +11,7 @@ that used it.
 import collections
 import contextlib
 import threading
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -20,6 +21,7 @@ from hitrain._slots import Slot, Slots
 
 _LOAD_BYTES, _GRADIENT_BYTES = 16 << 20, 8 << 20  # of a slot at most
 _SLOT_BYTES_MIN = 64 << 10
+_SAVED_BYTES, _SAVED_SLOTS = 4 << 20, 4  # as much as a call writes or reads at a time
 
 
 def gpu_of(device: Any) -> torch.device:
@@ -28,7 +30,8 @@ def gpu_of(device: Any) -> torch.device:
     if found.type != 'cuda':
         raise ValueError(f'device must be a CUDA device, not {found}: without device= the model computes on the CPU')
     if not torch.cuda.is_available() or (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f'PyTorch {torch.__version__} sees no device {found}')
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise ValueError(f'PyTorch {torch.__version__} sees no device {found}: it sees {count}, whose numbers begin with 0')
     if not hasattr(torch, 'compiler'):
         raise ValueError(f'device= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
     return torch.device('cuda', torch.cuda.current_device() if found.index is None else found.index)
@@ -96,6 +99,7 @@ class Copies:
         self._back: Any = torch.cuda.Stream(device) if self._has_streams else None
         self.copied_bytes = 0
         self._loads, self._gradients = (Slots(self._slot, min(most, max(keep, _SLOT_BYTES_MIN)), 2) for most in (_LOAD_BYTES, _GRADIENT_BYTES))
+        self._saved = Slots(self._slot, _SAVED_BYTES, _SAVED_SLOTS)
         self.registered = Registrations(lambda: torch.cuda.cudart(), self._settle)
 
     def register(self, address: int, size: int) -> bool:
@@ -148,11 +152,74 @@ class Copies:
             return self._to.record_event() if self._has_streams else None
 
     @torch.no_grad()
-    def send(self, host: torch.Tensor, skip: int = 0) -> Tuple[torch.Tensor, Any]:
-        """A new tensor on the device that gets the values of host(), behind so many elements without values, and what wait() takes."""
+    def restore(self, places: Sequence[Tuple[int, int]], read: Callable[[torch.Tensor, int], None]) -> Tuple[List[torch.Tensor], Any]:
+        """New bytes on the device, one tensor for each (skip, size): so many bytes behind some without values. Together they are what read(bytes,
+        at) puts into memory of the CPU, from the end downwards. Returns what wait() takes, too."""
         with self._on(self._to):
-            there = torch.empty(skip + host.numel(), dtype=host.dtype, device=self.device)[skip:].copy_(host, non_blocking=True)
-            return there, self._to.record_event() if self._has_streams else None
+            there = [torch.empty(skip + size, dtype=torch.uint8, device=self.device)[skip:] for skip, size in places]
+        total = sum(size for _, size in places)
+        for low in reversed(range(0, total, self._saved.size)):
+            high = min(total, low + self._saved.size)
+            slot: Any = self._saved.take()
+            try:
+                host = slot.of(torch.uint8, high - low)
+                read(host, low)
+                with self._on(self._to):
+                    for own, at in _between(there, low, high):
+                        own.copy_(host[at:at + own.numel()], non_blocking=True)
+                    slot.event = self._to.record_event() if self._has_streams else None
+            finally:
+                self._saved.give(slot)
+        return there, self._to.record_event() if self._has_streams else None
+
+    @torch.no_grad()
+    def save(self, parts: Sequence[Tuple[torch.Tensor, Any]], write: Callable[[torch.Tensor, int], None]) -> None:
+        """Each part is flat bytes on the device, and what computed() returned. write(bytes, at) gets them in memory of the CPU, one part after the
+        other, while the next ones are on their way."""
+        coming: Deque[Tuple[Slot, torch.Tensor, int]] = collections.deque()
+        total = sum(own.numel() for own, _ in parts)
+        for _, event in parts:
+            self.after(event)
+        try:
+            for low in range(0, total, self._saved.size):
+                slot = self._saved.take(waits=not coming)
+                while slot is None:  # another thread has it
+                    self._write_first(coming, write)
+                    slot = self._saved.take(waits=not coming)
+                host = slot.of(torch.uint8, min(total - low, self._saved.size))
+                coming.append((slot, host, low))
+                with self._on(self._back):
+                    for own, at in _between([own for own, _ in parts], low, low + host.numel()):
+                        host[at:at + own.numel()].copy_(own, non_blocking=True)
+                        if self._has_streams:
+                            own.record_stream(self._back)
+                    slot.event = self._back.record_event() if self._has_streams else None
+                if len(coming) == _SAVED_SLOTS // 2:
+                    self._write_first(coming, write)
+            while coming:
+                self._write_first(coming, write)
+        finally:
+            for slot, _, _ in coming:
+                self._saved.give(slot)
+
+    def _write_first(self, coming: Deque[Tuple[Slot, torch.Tensor, int]], write: Callable[[torch.Tensor, int], None]) -> None:
+        slot, host, at = coming[0]
+        slot.wait()
+        write(host, at)
+        coming.popleft()
+        self._saved.give(slot)
+
+    def passed_by(self, streams: Iterable[Any]) -> List[Any]:
+        """Events behind all that these streams were given. A device that is broken has none, and runs nothing more."""
+        try:
+            return [stream.record_event() for stream in streams]
+        except RuntimeError:
+            return []
+
+    def computed(self) -> Any:
+        """What the current stream was given so far: copies of its results come after that."""
+        self.refuse_capture()
+        return torch.cuda.current_stream(self.device).record_event() if self._has_streams else None
 
     def wait(self, loaded: Any, there: torch.Tensor) -> Any:
         """What the current stream is given from now on finds the values; the memory is not used again before that has run. Returns the
@@ -179,8 +246,7 @@ class Copies:
 
     def leaves(self, there: torch.Tensor) -> 'Outgoing':
         """Values that the current stream computes, and that are to leave the device."""
-        self.refuse_capture()
-        return Outgoing(self, there, torch.cuda.current_stream(self.device).record_event() if self._has_streams else None)
+        return Outgoing(self, there, self.computed())
 
     @torch.no_grad()
     def write(self, there: torch.Tensor, host: torch.Tensor) -> None:
@@ -256,6 +322,16 @@ class Copies:
 
     def _on(self, stream: Any) -> Any:
         return torch.cuda.stream(stream) if self._has_streams else contextlib.nullcontext()
+
+
+def _between(parts: Sequence[torch.Tensor], low: int, high: int) -> Iterator[Tuple[torch.Tensor, int]]:
+    """Of flat bytes, one after the other: those from low to high, and where they are behind low."""
+    begin = 0
+    for part in parts:
+        end = begin + part.numel()
+        if begin < high and low < end:
+            yield part[max(low - begin, 0):high - begin], max(begin - low, 0)
+        begin = end
 
 
 class Fetched:

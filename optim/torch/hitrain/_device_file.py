@@ -62,16 +62,18 @@ class DeviceFile(MappedFile):
         if not discard:
             self.attach()
         with self._lock:
-            if self._is_direct and self._loaded is not None:
-                with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
-                    self._loaded.synchronize()  # code may change the mapping now
-            if not discard:
-                self._write_back()
-            if not keep_copy:
-                self._free()
-            if self._in_use:
-                self._in_use = False
-                self._put()
+            try:
+                if self._is_direct and self._loaded is not None:
+                    with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
+                        self._loaded.synchronize()  # code may change the mapping now
+                if not discard:
+                    self._write_back()
+            finally:
+                if not keep_copy:
+                    self._free()
+                if self._in_use:
+                    self._in_use = False
+                    self._put()
 
     def ready(self) -> None:
         """The stream that computes may use the values."""
@@ -176,7 +178,7 @@ class DeviceFile(MappedFile):
         if self._is_loaded:
             self._is_loaded, self._loaded = False, None
             self._there.untyped_storage().resize_(0)
-            self.copies.leaving.leaves(self.content_bytes, [stream.record_event() for stream in self._streams])
+            self.copies.leaving.leaves(self.content_bytes, self.copies.passed_by(self._streams))
 
     @torch.no_grad()
     def _write_back(self) -> None:

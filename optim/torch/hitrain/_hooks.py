@@ -160,6 +160,7 @@ class Hooked(Early):
                 f.use()  # type: ignore[attr-defined]
             for unit in self._residency.load_staying():
                 self._wait_for_copies(unit)
+            self._residency.load_again()
 
     def _wait_for_copies(self, unit: Unit) -> None:
         if self._copies:
@@ -172,11 +173,17 @@ class Hooked(Early):
         self._rest()
 
     def _rest(self, discard: bool = False, keep_copies: bool = False) -> None:
-        """All tensors are in the memory of the CPU."""
+        """All tensors are in the memory of the CPU, also those of a device that is broken, before its first error is raised."""
         if not (self._on_device if keep_copies else self._has_copies):
             return
+        errors = []
         for f in self._mapped():
-            f.rest(discard, keep_copies)  # type: ignore[attr-defined]
+            try:
+                f.rest(discard, keep_copies)  # type: ignore[attr-defined]
+            except RuntimeError as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
         self._on_device, self._has_copies = False, keep_copies
 
     # -- activations and micro-batches --

@@ -97,14 +97,16 @@ class Offloaded(Hooked):
             if not self._is_final(f):  # sealed, but no step has its gradient
                 f.unseal()
         self._bucket = {}
-        if self._copies:
-            self._forget_backward()
-        if self._begun:
-            finished = self._step
-            self._go_back(wholly=False)
-            if self._step < finished:
-                warnings.warn(f'zero_grad() within a step: {self.root} went back from step {finished} to its durable step {self._step}',
-                              RuntimeWarning, stacklevel=2)
+        try:
+            if self._copies:
+                self._forget_backward()
+        finally:  # a device that is broken keeps no step open
+            if self._begun:
+                finished = self._step
+                self._go_back(wholly=False)
+                if self._step < finished:
+                    warnings.warn(f'zero_grad() within a step: {self.root} went back from step {finished} to its durable step {self._step}',
+                                  RuntimeWarning, stacklevel=2)
 
     def _forget_backward(self) -> None:
         """One that raised has left parameters on the device, and gradients that were fetched from it."""
@@ -135,10 +137,12 @@ class Offloaded(Hooked):
                 self._residency.close()
             if os.getpid() == self._pid:
                 self._rest()
-            if self._activations:
-                self._activations.close()
-        finally:
-            super().close(why)
+        finally:  # a device that is broken keeps no mount busy
+            try:
+                if self._activations:
+                    self._activations.close()
+            finally:
+                super().close(why)
 
     def _forsake(self) -> None:
         super()._forsake()

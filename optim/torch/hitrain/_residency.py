@@ -74,6 +74,7 @@ class Residency:
         self._computes: List[float] = []  # seconds from each of these to the next one
         self._ready = 0.0  # when the parameters of the last use were there
         self.is_closed = self._reading = False
+        self._again: Deque[Unit] = collections.deque()  # present, and to be loaded once more
         self._ahead_of = ''  # what the thread loads
         self._work: 'queue.SimpleQueue[Optional[Callable[[], None]]]' = queue.SimpleQueue()
         self._thread = threading.Thread(target=_run, args=(self._work,), name='hitrain-load', daemon=True)
@@ -124,6 +125,15 @@ class Residency:
         for unit in staying:
             self._use(unit)
         return staying
+
+    def load_again(self) -> None:
+        """A device begins to compute. Units that were read ahead before are not there yet: the thread loads them, too, in their order."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._again = collections.deque(u for u in dict.fromkeys(self._order) if u.state == PRESENT and not u.stays)
+        if self._again:
+            self._read_ahead()
 
     def step_ended(self, changed: Callable[[MappedFile], bool]) -> None:
         """Files that have changed are loaded anew when they are used next. A new order is expected."""
@@ -311,17 +321,37 @@ class Residency:
         going = True
         while going:
             with self._changed:
-                unit = None if self.is_closed else self._next_absent()
-                if unit is None:
+                again = None if self.is_closed else self._next_again()
+                unit = None if self.is_closed or again else self._next_absent()
+                if unit is None and again is None:
                     self._reading = False
                     return
-                place = self._next_use(unit)
+                place = self._next_use(unit) if unit else 0
             try:
-                going = self._bring(unit, place)
+                going = self._bring(unit, place) if unit else self._load_once_more(again)
             except Exception:  # its use loads it again, and raises
                 going = False
         with self._changed:
             self._reading = False
+
+    def _next_again(self) -> Optional[Unit]:
+        """In transit then."""
+        while self._again:
+            unit = self._again.popleft()
+            if unit.state == PRESENT and not any(self._is_final(f) for f in unit.files):
+                unit.state = TRANSIT
+                return unit
+        return None
+
+    def _load_once_more(self, unit: Any) -> bool:
+        try:
+            for f in unit.files:
+                self._load(f)
+        finally:
+            with self._changed:
+                unit.state = PRESENT
+                self._changed.notify_all()
+        return True
 
     def _next_absent(self) -> Optional[Unit]:
         first = self._at + 1

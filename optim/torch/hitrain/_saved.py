@@ -29,7 +29,7 @@ class Entry:
         flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self.memory: Any = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
         self.original: Any = tensor
-        self.fetched: Any = None  # of a device: the copy in the memory of the CPU, from when it is queued until it is written
+        self.computed: Any = None  # of a device: the event behind the work that computes it, from when it is queued until it is written
         self.loaded: Any = None  # of a device: what ends the copy to it, once it was read back
         self.buffer: Tuple[Any, Any] = None, None  # which the memory is, once it was read back; and a reference that ends with the last tensor that has it
         self.storage = StorageWeakRef(tensor.untyped_storage())  # so no other storage becomes the same _cdata

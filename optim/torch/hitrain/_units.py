@@ -19,7 +19,8 @@ def check_model(model: nn.Module) -> None:
         if is_dtensor(p):
             raise TypeError(f'{name} is a DTensor, of which each process holds a part: offload() takes models with whole parameters')
         if p.device.type not in ('cpu', 'meta'):
-            raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU')
+            raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU, and loads blocks to device= by itself. '
+                             'Call model.cpu() before, or build the model in hitrain.init_empty()')
         if '_apply' in vars(model):
             raise ValueError('this model is offloaded already')
     check_apart((name, p) for name, p in model.named_parameters() if not withdrawn_to(p))

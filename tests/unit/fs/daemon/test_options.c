@@ -60,6 +60,20 @@ TEST(all_options)
     ht_options_free(&o);
 }
 
+TEST(passthrough_is_turned_off)
+{
+    struct ht_options o;
+    static const char *const off[] = {"a /mnt -o passthrough=off", "a /mnt -o passthrough=0",
+                                      "a /mnt -o passthrough=64M,passthrough=0"};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(off); i++) {
+        ck_assert_int_eq(parse(off[i], &o), 0);
+        ck_assert_uint_eq(o.store.shm_bytes, 0);
+        ht_options_free(&o);
+    }
+    ck_assert_int_eq(parse("a /mnt -o passthrough=1M", &o), -EINVAL);
+}
+
 TEST(engines_are_turned_off)
 {
     struct ht_options o;

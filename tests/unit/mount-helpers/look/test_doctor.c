@@ -89,6 +89,30 @@ TEST_LOOP(machine, HT_ARRAY_SIZE(machines))
     every_problem_has_a_remedy();
 }
 
+/* A kernel whose configuration is not known counts as one that has them. */
+TEST_LOOP(passthrough, 4)
+{
+    static const struct {
+        const char *release, *config;
+        int level;
+    } cases[] = {
+        {"6.8.0", "CONFIG_FUSE_FS=y\nCONFIG_FUSE_PASSTHROUGH=y\n", -1},
+        {"6.18.4-x", "CONFIG_FUSE_FS=y\n# CONFIG_FUSE_PASSTHROUGH is not set\n", HT_DOCTOR_NOTE},
+        {"6.18.4-x", "CONFIG_FUSE_FS=y\nCONFIG_FUSE_PASSTHROUGH=y\n", HT_DOCTOR_OK},
+        {"6.18.4-x", NULL, HT_DOCTOR_OK},
+    };
+    char path[128];
+
+    put("proc/sys/kernel/osrelease", cases[_i].release);
+    snprintf(path, sizeof(path), "boot/config-%s", cases[_i].release);
+    if (cases[_i].config)
+        put(path, cases[_i].config);
+    ht_doctor_machine(&d);
+    ck_assert_int_eq(level_of("passthrough"),
+                     cases[_i].level == HT_DOCTOR_OK && geteuid() ? HT_DOCTOR_NOTE : cases[_i].level);
+    every_problem_has_a_remedy();
+}
+
 TEST(smaller_limits_of_the_machine_are_notes)
 {
     put("dev/fuse", "");
