@@ -12,7 +12,7 @@ from manifest import PLACES, SEGMENT_BITS, assemble
 from objects import END, Damage, key_segment
 from pipe import Rate
 from places import GRADIENT, GRADIENT_ENTRIES, FILE_BLOCK, RAW, UNIT_BYTES, Place, Segment, pack_place
-from sums import sum64, sum128
+from sums import sum64_of, sum128
 import heads
 import stop
 
@@ -53,7 +53,7 @@ class Packer:
         data = item.content
         if not self.segment.has_room(len(data)):
             self._flush()
-        total = sum64(data)
+        total = sum64_of(raw_sum, data)
         unit = self.segment.add(data, len(data), RAW, (kind, number, max(self.params - 1, 0), 0), (total, raw_sum))
         if not self.records or self.records[-1][0] != record or len(self.records[-1][1]) >= ROWS_OF_RECORD:
             self.records.append((record, []))
@@ -154,7 +154,8 @@ class Fetch:
             data = self.engine.get(key, at, place.stored)
         except Missing:
             raise Damage(f'{key} is gone') from None
-        if len(data) < place.stored or sum64(data) != place.sum or sum128(data) != place.raw_sum:
+        raw_sum = sum128(data)
+        if len(data) < place.stored or raw_sum != place.raw_sum or sum64_of(raw_sum, data) != place.sum:
             raise Damage(f'{key} at {at}: its checksum is wrong')
         return data
 
