@@ -69,8 +69,7 @@ enum {
 
 static const unsigned running_max[HT_LANES] = {
     [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4, [HT_LANE_CTL_SESSION] = 8, [HT_LANE_TURN] = 1,
-    [HT_LANE_UPDATE] = 4,   [HT_LANE_PAGES] = 1, [HT_LANE_NAMES] = 4,
-    [HT_LANE_PAUSES] = 4,
+    [HT_LANE_UPDATE] = 4,   [HT_LANE_PAGES] = 1, [HT_LANE_NAMES] = 4,       [HT_LANE_PAUSES] = 4,
 };
 
 /* ------------------------------------------------------------------- lanes */

@@ -240,8 +240,7 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 static void job_read_background(struct ht_job *job)
 {
     ht_background_reads(true);
-    ht_read_and_reply(job->fuse, job->req, job->open->obj, NULL, job->off, job->size,
-                      traffic_of(job->fuse, job->open));
+    ht_read_and_reply(job->fuse, job->req, job->open->obj, NULL, job->off, job->size, traffic_of(job->fuse, job->open));
     ht_background_reads(false);
 }
 
