@@ -42,7 +42,7 @@ def move(file, call, view, at):
         try:
             count = call(file, view[done:whole if is_direct else len(view)], at + done)
         except OSError as e:
-            if not is_direct or e.errno != errno.EINVAL:
+            if not is_direct or e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
             is_direct = set_direct(file, False)
             continue
