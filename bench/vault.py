@@ -204,8 +204,21 @@ class Bench(steps.Bench):
         self.start(slow=slow)
         self.vault.empty_cache()
 
+    def daemon_seconds(self):
+        """Of the processor."""
+        with open(f'/proc/{self.store.daemon.pid}/stat') as f:
+            words = f.read().rpartition(')')[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf('SC_CLK_TCK')
+
+    def measured(self, count, *words):
+        """What a command said, its rate, and processor seconds per GiB, with those of the daemon."""
+        before = self.daemon_seconds()
+        about, seconds = self.vault.ctl(*words)
+        processor = about['processor'] + self.daemon_seconds() - before
+        return about['bytes'] / seconds, processor / count * 1024 * MIB
+
     def copy_once(self, slow):
-        """(archive, restore) of the slower side."""
+        """(archive, restore) of the slower side, and their processor seconds per GiB."""
         self.vault.device.slow(slow)
         count = self.model_bytes
         self.restart(slow)
@@ -213,31 +226,31 @@ class Bench(steps.Bench):
         written, vault_read = self.vault.rates(count)
         self.restart(slow)
         url = self.job()
-        about, seconds = self.vault.ctl('archive', self.root, 'first', url)
-        archived, processor = about['bytes'] / seconds, [about['processor']]
+        archived, to_archive = self.measured(count, 'archive', self.root, 'first', url)
         self.restart(slow)
         ceiling = self.store.point / 'ceiling'
         store_written = count / seconds_of(lambda: write_file(ceiling, count))
         ceiling.unlink()
-        about, seconds = self.vault.ctl('restore', url, self.store.point / 'restored')
-        restored = about['bytes'] / seconds
-        processor.append(about['processor'])
+        restored, to_restore = self.measured(count, 'restore', url, self.store.point / 'restored')
         run('rm', '-r', self.store.point / 'restored', seconds_max=SETUP_SECONDS_MAX)
         self.slow(False)
         run(CTL, 'vault', 'forget', url, '1')
         shutil.rmtree(self.vault.url / 'seg')      # of forgotten steps alone, since no part uses another one's jobs
         self.said(f'{"limited" if slow else "not limited"}: MiB/s of store {read / MIB:.0f} and {store_written / MIB:.0f}, of vault '
                   f'{vault_read / MIB:.0f} and {written / MIB:.0f}; archive {archived / MIB:.0f}, restore {restored / MIB:.0f}; '
-                  f'processor seconds for each GiB {processor[0] / count * 1024 * MIB:.2f} and {processor[1] / count * 1024 * MIB:.2f}')
-        return archived / min(read, written), restored / min(vault_read, store_written)
+                  f'processor seconds for each GiB {to_archive:.2f} and {to_restore:.2f}')
+        return archived / min(read, written), restored / min(vault_read, store_written), to_archive, to_restore
 
     def copy(self):
         self.start(slow=False)
         self.command('snapshot first')
         for slow, name in (True, 'on limited devices'), (False, 'without limits'):
             rows = [self.copy_once(slow) for _ in range(self.args.runs)]
-            for what, values in zip(('archive', 'restore'), zip(*rows)):
-                self.figure(f'{what} {name}, of the slower side', statistics.median(values), '', RATE_MIN, most=False)
+            *rates, to_archive, to_restore = (statistics.median(values) for values in zip(*rows))
+            for what, rate in zip(('archive', 'restore'), rates):
+                self.figure(f'{what} {name}, of the slower side', rate, '', RATE_MIN, most=False)
+        self.figure('archive: processor seconds per GiB', to_archive, 's')
+        self.figure('restore: processor seconds per GiB', to_restore, 's')
         self.put()
         self.store.stop()
 

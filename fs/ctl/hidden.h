@@ -96,6 +96,9 @@ void ht_hidden_release(struct ht_hidden_file *f);
 void ht_hidden_set_counted(struct ht_hidden_file *f);
 bool ht_hidden_is_counted(const struct ht_hidden_file *f);
 
+/* Its reads go to HT_LANE_PAUSES from now on. -EINVAL: it is no state of a kept step. */
+int ht_hidden_set_background(struct ht_hidden_file *f) HT_MUST_CHECK;
+
 /* Is it .hitrain/gather? More members of an open one (gather.h). WAITS as the open of a gradient does. */
 bool ht_hidden_gathers(uint64_t ino);
 int ht_hidden_gather(struct ht_hidden_file *f, const char *lines, size_t len,
@@ -112,6 +115,7 @@ enum ht_lane_kind {
     HT_LANE_TURN,        /* its turn on the root: one at a time */
     HT_LANE_UPDATE,      /* updates, and nothing else: the kernel holds pages of the parameter, or their writeback */
     HT_LANE_PAGES,       /* pages of a parameter that the kernel drops */
+    HT_LANE_PAUSES,      /* a pause of the devices: see HT_IOCTL_BACKGROUND */
     HT_LANE_NAMES,       /* locks of the kernel's directories, on behalf of no request */
     HT_LANES,
     HT_LANE_NONE = HT_LANES,

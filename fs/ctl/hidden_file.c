@@ -43,6 +43,7 @@ struct ht_hidden_file {
     const struct contents *row;
     int flags;                  /* of the open */
     bool counted;               /* by fs/fuse */
+    _Atomic bool background;    /* HT_IOCTL_BACKGROUND */
     struct ht_param_desc param; /* with row->of_param */
     struct ht_shard_map *shard; /* of shards; NULL: the whole */
 
@@ -634,6 +635,14 @@ void ht_hidden_set_counted(struct ht_hidden_file *f)
     f->counted = true;
 }
 
+int ht_hidden_set_background(struct ht_hidden_file *f)
+{
+    if (ht_hidden_kind(f->ino) != HT_HIDDEN_STATE || !ht_ns_is_frozen(f->ctl->ns, ht_hidden_base(f->ino)))
+        return -EINVAL;
+    f->background = true;
+    return 0;
+}
+
 bool ht_hidden_is_counted(const struct ht_hidden_file *f)
 {
     return f->counted;
@@ -744,6 +753,8 @@ enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_
 {
     bool turn = f->session && op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len);
 
+    if (op == HT_HIDDEN_READ && f->background)
+        return HT_LANE_PAUSES;
     return turn ? HT_LANE_TURN : f->row->lane[op];
 }
 

@@ -21,6 +21,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
 #include "tiering/base/trace.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
@@ -170,6 +171,7 @@ struct ht_caller ht_fuse_caller(fuse_req_t req);
 /* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
 struct ht_open;
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
+void ht_reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open); /* to HT_IOCTL_BACKGROUND, on a file */
 void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
@@ -188,6 +190,7 @@ struct ht_open {
     _Atomic bool privileged; /* has setuid bits or capabilities, which end with a write */
     /* HT_IOCTL_SAME: its caller reads bytes that differ, up to here. Those after it are the same, and left out. */
     _Atomic uint64_t differs_to;
+    _Atomic bool background; /* HT_IOCTL_BACKGROUND: its reads are jobs */
 };
 /* For readahead at a read; NULL: it could go beyond what the reader wants. */
 struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t len);

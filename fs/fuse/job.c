@@ -69,7 +69,7 @@ enum {
 
 static const unsigned running_max[HT_LANES] = {
     [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4, [HT_LANE_CTL_SESSION] = 8, [HT_LANE_TURN] = 1,
-    [HT_LANE_UPDATE] = 4,   [HT_LANE_PAGES] = 1, [HT_LANE_NAMES] = 4,
+    [HT_LANE_UPDATE] = 4,   [HT_LANE_PAGES] = 1, [HT_LANE_NAMES] = 4,       [HT_LANE_PAUSES] = 4,
 };
 
 /* ------------------------------------------------------------------- lanes */
@@ -592,7 +592,7 @@ static void dump_lane(const struct ht_job_lane *l, struct ht_dump *d)
     static const char *const words[] = {
         [HT_LANE_GRADIENT] = "gradients", [HT_LANE_WRITE] = "writes",   [HT_LANE_CTL_SESSION] = "commands",
         [HT_LANE_TURN] = "turns",         [HT_LANE_UPDATE] = "updates", [HT_LANE_PAGES] = "pages",
-        [HT_LANE_NAMES] = "names",
+        [HT_LANE_NAMES] = "names",        [HT_LANE_PAUSES] = "pauses",
     };
     unsigned queued = 0;
 

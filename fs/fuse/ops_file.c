@@ -237,6 +237,13 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
     return off < end && end - off < len + AHEAD_BYTES_MAX ? NULL : &o->reader;
 }
 
+static void job_read_background(struct ht_job *job)
+{
+    ht_background_reads(true);
+    ht_read_and_reply(job->fuse, job->req, job->open->obj, NULL, job->off, job->size, traffic_of(job->fuse, job->open));
+    ht_background_reads(false);
+}
+
 void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -244,7 +251,10 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
 
     if (!(fi->flags & O_NOATIME))
         ht_atime_touch(f, ino, false);
-    if (root_of(f, o))
+    if (o->background) {
+        struct ht_job job = {.fn = job_read_background, .ino = ino, .open = o, .off = (uint64_t)off, .size = size};
+        ht_job_run(req, HT_LANE_PAUSES, &job);
+    } else if (root_of(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
         ht_read_and_reply(f, req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size,

@@ -61,8 +61,12 @@ void ht_hidden_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 static void job_read(struct ht_job *job)
 {
     char *buf = ht_fuse_buffer();
-    ssize_t n = buf ? ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES)) : -ENOMEM;
+    ssize_t n = -ENOMEM;
 
+    ht_background_reads(ht_hidden_lane(job->file, HT_HIDDEN_READ, NULL, 0) == HT_LANE_PAUSES);
+    if (buf)
+        n = ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES));
+    ht_background_reads(false);
     ht_count_read(job->fuse, ht_hidden_read_traffic(job->file), n);
     if (n < 0)
         ht_reply(job->req, (int)n);
@@ -314,11 +318,18 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
     ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_WRITE, job.data, job.size), &job);
 }
 
+static void reply_background(fuse_req_t req, struct fuse_file_info *fi)
+{
+    reply_ioctl(req, fi ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
+}
+
 void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
                         unsigned flags, const void *in, size_t in_len, size_t out_cap)
 {
     if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, NULL, in, in_len, out_cap);
+    else if (cmd == HT_IOCTL_BACKGROUND)
+        reply_background(req, fi && !(flags & FUSE_IOCTL_DIR) ? fi : NULL);
     else if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino))
         ht_reply_passed(req, ino, out_cap);
     else if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))

@@ -47,6 +47,13 @@ struct ht_ioctl_gather {
 };
 #define HT_IOCTL_GATHER _IOW('h', 4, struct ht_ioctl_gather)
 
+/*
+ * On a descriptor of a file or of a state of a kept step: its reads are work in the background from now on. They go to
+ * the devices in the pauses of all others, and leave the DRAM tier as it is. A device without pauses takes one of them
+ * each half second at least. -EINVAL: it is no such file.
+ */
+#define HT_IOCTL_BACKGROUND _IO('h', 7)
+
 /* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
 #define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
 /* The last line of its answer. */

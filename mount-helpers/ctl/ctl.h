@@ -26,6 +26,7 @@ struct ht_cmd_options {
     bool async;         /* step: do not wait until it is closed */
     bool full;          /* commit: parameters and state, in place of logged steps */
     const char *svg;    /* plan: the file to draw into, or NULL */
+    const char *vault;  /* steps: the URL of a job, or NULL */
     char *const *words; /* commands for kept steps: what stands after the path, and NULL */
     bool udev;          /* features: for udev */
     const char *output; /* report: the page, or NULL */
@@ -41,6 +42,7 @@ struct ht_cmd_options {
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_steps(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
 /* A command that reads its own words, of which the first one is its name. */
 int ht_cmd_vault(int count, char *const *words);

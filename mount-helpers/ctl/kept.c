@@ -39,6 +39,40 @@ static int kept_step(int dir, uint64_t *out_step)
     return errno || *end != '\0' ? -EPROTO : 0;
 }
 
+/* The job that has the newest kept step of those that a vault has, or "JOB". */
+static void find_job(const char *root, char out[NAME_MAX + 1])
+{
+    char path[PATH_MAX], text[4096];
+    struct ht_cmd_line l;
+    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/kept", root);
+    FILE *f = n < 0 || (size_t)n >= sizeof(path) ? NULL : fopen(path, "re");
+
+    snprintf(out, NAME_MAX + 1, "JOB");
+    while (f && fgets(text, sizeof(text), f)) {
+        text[strcspn(text, "\n")] = '\0';
+        if (ht_cmd_parse_json(text, &l) == 0 && ht_cmd_value(&l, "archived")[0])
+            snprintf(out, NAME_MAX + 1, "%s", ht_cmd_value(&l, "archived"));
+    }
+    if (f)
+        fclose(f);
+}
+
+/* A full store gives up steps that a vault has: it is there, if it ever was here. */
+static int lacks(const char *root, const char *name)
+{
+    char job[NAME_MAX + 1];
+
+    if (strspn(name, "0123456789") != strlen(name)) {
+        ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them", root, name);
+        return -ENOENT;
+    }
+    find_job(root, job);
+    ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them, with --vault=URL/%s those of a vault, and "
+             "`hitrainctl restore URL/%s@%s DIR` brings one back",
+             root, name, job, job, name);
+    return -ENOENT;
+}
+
 /* The directory of a kept step: a descriptor, or -errno with a message printed. */
 static int kept_open(const char *root, const char *name)
 {
@@ -51,11 +85,7 @@ static int kept_open(const char *root, const char *name)
                                             : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0)
         return fd;
-    if (errno == ENOENT) {
-        ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them", root, name);
-        return -ENOENT;
-    }
-    return ht_cmd_explain(path, -errno);
+    return errno == ENOENT ? lacks(root, name) : ht_cmd_explain(path, -errno);
 }
 
 /* ----------------------------------------------------------------- commands */
@@ -133,6 +163,11 @@ int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
 
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o)
 {
+    int kept = kept_open(path, o->words[0]);
+
+    if (kept < 0)
+        return HT_CMD_FAILED;
+    close(kept);
     return command(path, "rollback", o->words[0]) < 0 ? HT_CMD_FAILED : report_kept(path, o, "back at", o->words[0]);
 }
 

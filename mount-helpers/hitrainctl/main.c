@@ -84,6 +84,7 @@ static bool take_level(const char *value, void *to)
     O(FULL, "full", take_flag, AT(full), 0, NULL)                                             \
     O(ENGINE, "engine", take_engine, AT(engine), 0, "the name of an engine")                  \
     O(SVG, "svg", take_name, AT(svg), 0, "a file")                                            \
+    O(VAULT, "vault", take_name, AT(vault), 0, "the URL of a job")                            \
     O(ONCE, "once", take_flag, AT(once), 0, NULL)                                             \
     O(LISTEN, "listen", take_name, AT(listen), 0, "an address and a port")                    \
     O(TEXTFILE, "textfile", take_name, AT(textfile), 0, "a file")                             \
@@ -239,8 +240,9 @@ static const struct command {
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
     {"snapshot", "ROOT [NAME] [--json]", NULL, ht_cmd_snapshot, ROOT_NAME, OPT_BIT(OPT_JSON),
      "Commits the model root ROOT and keeps the step, by its number or by NAME. Nothing is copied.\n\n"},
-    {"steps", "ROOT [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
-     "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"},
+    {"steps", "ROOT [--vault=URL/JOB] [--json]", NULL, ht_cmd_steps, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_VAULT),
+     "Prints the kept steps of the model root ROOT. ROOT/.hitrain/snap/STEP has the files of each.\n\n"
+     "  --vault=URL/JOB  also the steps that only the job of this vault has\n"},
     {"rollback", "ROOT STEP [--json]", NULL, ht_cmd_rollback, ROOT_STEP, OPT_BIT(OPT_JSON),
      "Takes the model root ROOT back to a kept step: files, attributes, optimizer state and counts. Later kept steps stay.\n"
      "Fails while a step is open.\n\n"},

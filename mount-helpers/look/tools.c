@@ -70,6 +70,19 @@ int ht_cmd_vault(int count, char *const *words)
     return run_program("vault", (const char *const *)words, (size_t)count);
 }
 
+/* The kept steps; with a vault, those that only this has below them. */
+int ht_cmd_steps(const char *path, const struct ht_cmd_options *o)
+{
+    const char *const words[] = {"steps", path, o->vault, "--json"};
+    int status = o->vault && o->json ? HT_CMD_OK : ht_cmd_show(path, o);
+
+    if (!o->vault || status != HT_CMD_OK)
+        return status;
+    if (fflush(stdout))
+        return HT_CMD_FAILED;
+    return run_program("vault", words, HT_ARRAY_SIZE(words) - !o->json);
+}
+
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX];

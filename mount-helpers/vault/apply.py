@@ -17,7 +17,7 @@ from control import open_ctl, tell
 from entry import FOLLOW, HIDDEN, PREFIX
 from kept import open_below as open_file_below, open_folder, state_path
 from logged_vault import Fetch, FromVault
-from logged import ELEMENT_BYTES, SPARSE, File, FileBlock, Numbers, Piece, Settings, decode
+from logged import ELEMENT_BYTES, ORTHO, ORTHO_BYTES, SPARSE, File, FileBlock, Numbers, Piece, Settings, decode
 from objects import Damage, Failure
 from places import BLOCK_BYTES
 from reading import write_at
@@ -48,8 +48,8 @@ class Copy:
             raise Failure(f'{path}: another program receives steps here') from None
         except OSError as e:
             raise Failure(f'{path}: {"this is no model root" if e.errno == errno.ENOENT else e.strerror}') from None
-        self.to = self.file = self.params = None
-        self.open = False
+        self.to = self.file = self.param = None
+        self.open = self.ortho = False
         self._take_back_what_was_left()
 
     def close(self):
@@ -147,7 +147,7 @@ class Copy:
     def _take_back(self, step):
         if self.to is not None:
             os.close(self.to)
-            self.to = None
+            self.to, self.ortho = None, False
         if self.open:
             self.open = False
             self.command(b'abort')
@@ -168,7 +168,11 @@ class Copy:
 
     def _take(self, item):
         if isinstance(item, Piece):
-            data = item.content if item.coding != SPARSE else decode(item.content, item.bytes, self.element)
+            if item.coding & ORTHO and not self.ortho:
+                self._begin_ortho()
+            data = item.content
+            if item.coding & ~ORTHO == SPARSE:
+                data = decode(data, item.bytes, ORTHO_BYTES if self.ortho else self.element)
             write_at(self.to, data, item.first)
         elif isinstance(item, FileBlock):
             write_at(self.to, item.content, item.index * BLOCK_BYTES)
@@ -177,10 +181,8 @@ class Copy:
                 self._end_content()
             self.command(b'decide ' + item.data.hex().encode() + b' ' + item.path)
             if not item.section:
-                self.open, self.element = True, ELEMENT_BYTES[item.data[29]]
-                hidden = open_folder(HIDDEN, self.folder)
-                grads = open_folder(b'grad', hidden)
-                self.to = open_below(grads, item.path, make=False)
+                self.open, self.element, self.param = True, ELEMENT_BYTES[item.data[29]], item.path
+                self.to = self._open_hidden(b'grad')
         elif isinstance(item, File):
             self._end_content()
             self.open = True
@@ -195,10 +197,18 @@ class Copy:
             count = open_file_below(self.folder, state_path(item.path, b'step'), os.O_WRONLY)
             write_at(count.fd, struct.pack('<f', item.updates), 0)
 
+    def _open_hidden(self, kind):
+        return open_below(open_folder(kind, open_folder(HIDDEN, self.folder)), self.param, make=False)
+
+    def _begin_ortho(self):
+        """The gradient is whole: it changed the momentum. What its client made of that is the second phase."""
+        self._end_content()
+        self.to, self.ortho = self._open_hidden(b'ortho'), True
+
     def _end_content(self):
-        """The close of a gradient hands it over. A file gets its mode and time."""
-        to, file = self.to, self.file
-        self.to = self.file = None
+        """The close of a gradient hands it over. An orthogonalised update is applied. A file gets its mode and time."""
+        to, file, ortho = self.to, self.file, self.ortho
+        self.to, self.file, self.ortho = None, None, False
         if to is None:
             return
         try:
@@ -207,6 +217,8 @@ class Copy:
                 os.utime(to, ns=(os.fstat(to).st_atime_ns, file.mtime_ns))
         finally:
             os.close(to)
+        if ortho:
+            self.command(b'apply ortho/%s if=%d' % (self.param, self._number(b'step_open')))
 
 
 class Begin:

@@ -16,7 +16,7 @@ from pipe import Rate
 from places import FILE_BLOCK, RAW, STATE_BLOCK, BLOCK_BYTES, PLACE_BYTES, Owner, Place, Segment, pack_place
 from reading import AHEAD, Buffers, Read, in_order
 from say import Progress
-from sums import sum64
+from sums import sum64_of
 from tree import Run, Tree, Want
 import heads
 import jobs
@@ -174,7 +174,7 @@ class Packer:
             return
         if not self.segment.has_room(len(r.data)):
             self.flush()
-        total = sum64(r.data)
+        total = sum64_of(r.raw_sum, r.data)
         owner = (STATE_BLOCK if self.state else FILE_BLOCK, r.index, self.entry_number, max(self.state_number, 0))
         data = r.data
         if len(data) < BLOCK_BYTES:     # a segment may have thousands of these

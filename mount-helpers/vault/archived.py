@@ -10,7 +10,7 @@ from errors import Missing
 from manifest import Block, Pieces, Same, State
 from objects import Damage, key_manifest, key_segment
 from places import BLOCK_BYTES, PLACE_BYTES, UNIT_BYTES, Place, pack_place, units_of
-from sums import sum64, sum128
+from sums import sum64_of, sum128
 import stop
 
 FETCHERS = 8
@@ -204,6 +204,7 @@ class Fetch:
     def check(p, part, damage):
         if len(part) < p.stored:
             raise damage(p, 'the segment is cut')
-        if sum64(part) != p.sum or sum128(part) != p.raw_sum:
+        raw_sum = sum128(part)
+        if raw_sum != p.raw_sum or sum64_of(raw_sum, part) != p.sum:
             raise damage(p, 'its checksum is wrong')
         return part

@@ -241,8 +241,8 @@ class Builder:
 
     def begin_file(self, e, parent, name):
         with self.doing('make the file'):
-            self.file = self.to = Handle(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-                                                 0o600, dir_fd=parent))
+            self.file = self.to = Handle(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT |
+                                                 os.O_CLOEXEC, 0o600, dir_fd=parent))
         self.set_attributes(self.file.fd, e.attributes)
         with self.doing('set the size'):
             os.ftruncate(self.file.fd, e.size)

@@ -5,6 +5,7 @@ A program that answers nothing until a deadline passes is killed; the next reque
 still be in the kernel (a dead network mount): such a one is left alone with its memory, and at most two exist.
 Threads: any number of callers, and one thread for each running program that takes its answers.
 """
+import ctypes
 import mmap
 import os
 import shutil
@@ -16,12 +17,23 @@ import time
 
 from engine import Engine, shown
 from errors import Again, BY_CODE, Failed, NoProgram, Unknown
+from sums import Address
 import wire
 
 RESTART_S_MAX = 10
 LEFT_ALONE_MAX = 2
 ENDS_AT_ONCE_MAX = 3
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1     # of mallopt(3)
+KEPT_BYTES = 64 << 20
 HERE = os.path.dirname(os.path.realpath(__file__))
+
+
+def keep_memory():
+    """What was fetched goes back to the allocator and not to the kernel, which would clear its pages for each fetch anew."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, 'mallopt'):
+        libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def program_of(scheme):
@@ -54,6 +66,7 @@ class Program:
         memory = os.memfd_create('hitrain-vault')
         os.ftruncate(memory, slots * slot_bytes)
         self.memory = mmap.mmap(memory, slots * slot_bytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [path, url, theirs.fileno(), memory, slots, slot_bytes]
         try:
@@ -157,6 +170,7 @@ class Program:
 class Client(Engine):
     def __init__(self, scheme, url, timeout, slots, slot_bytes=wire.OBJECT_BYTES_MAX):
         super().__init__(shown(url), timeout, slot_bytes)
+        keep_memory()
         self.path, self.whole_url, self.slots = program_of(scheme), url, slots
         self.lock, self.program, self.closed = threading.Lock(), None, False
         self.killed, self.ends_at_once, self.not_before = [], 0, 0
@@ -201,9 +215,9 @@ class Client(Engine):
         begin = slot * program.slot_bytes
         at = begin
         for part in parts:
-            view = memoryview(part).cast('B')
-            program.memory[at:at + len(view)] = view
-            at += len(view)
+            with Address(part) as (address, count):      # the interpreter goes on meanwhile
+                ctypes.memmove(program.address + at, address, count)
+            at += count
         request = program.send(verb, key, slot, deadline, offset, length)
         request.done.wait(max(0, deadline - time.monotonic()))
         if request.result is None:

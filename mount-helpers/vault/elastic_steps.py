@@ -11,7 +11,7 @@ import struct
 
 from apply import Counted, Steps
 from entry import os_text
-from logged import ELEMENT_BYTES, Numbers, Piece
+from logged import ELEMENT_BYTES, ORTHO, Numbers, Piece
 from objects import Damage, Failure
 import shards
 
@@ -46,6 +46,9 @@ class ElasticSteps(Steps):
                     path = item.path
                     mine.setdefault(path, []).append(item)
                 elif isinstance(item, Piece):
+                    if item.coding & ORTHO:
+                        raise Failure(f'{self.job}: step {step.step} has orthogonalised updates, as of muon, which need whole matrices: name '
+                                      f'{self.job}@{self.of.found.step}, the full step before it')
                     if self.is_own(q, mine[path][0], item):
                         pieces.setdefault(path, []).append(item)
                 elif q == self.of.names:

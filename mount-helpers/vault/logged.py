@@ -2,7 +2,8 @@
 """Logged steps: the file .hitrain/redo/STEP of a model root, and the records by which a vault or a pipe carries one
 (docs/vault-format.md). Nothing that is read is believed before it was checked.
 
-    numbers of a parameter, those of its sections, its pieces; ...; settings; file, its blocks; ...; end mark
+    numbers of a parameter, those of its sections, its pieces, and those of its orthogonalised update; ...; settings; file, its
+    blocks; ...; end mark
 """
 import collections
 import errno
@@ -16,11 +17,13 @@ from sums import Sum128
 
 NUMBERS, PIECES, SETTINGS, FILE = 9, 10, 11, 14     # types of records
 PLAIN, SPARSE = 0, 1                                # codings of a piece: its bytes, or entries (tiering/base/sparse.h)
+ORTHO = 256                                         # beside these: of the orthogonalised update, in bf16, and not of the gradient
 PIECE_BYTES_MAX = 2 << 20                           # of a gradient, in one piece of entries
 SUMMARY_BYTES_MAX = 1 << 30
 SETTINGS_BYTES_MAX = 4096
 NUMBERS_BYTES = 72
-OF_MATRICES = 4                                     # the version of such a summary
+ORTHO_BYTES = 2                                     # of an element
+VERSION_MAX = OF_MATRICES = 4                       # of a summary; the one that has orthogonalised updates
 ELEMENT_BYTES = {1: 4, 2: 2, 3: 2}                  # of dtypes that are trained: f32, bf16, f16
 
 _FILE = struct.Struct('<8sIIQQQQ16x')
@@ -41,7 +44,7 @@ File = collections.namedtuple('File', 'mode mtime_ns size path')
 FileBlock = collections.namedtuple('FileBlock', 'index content')
 # files: the files are those of this step. sum: what two records of one step have in common, without files and settings.
 End = collections.namedtuple('End', 'params bytes sum lineage files')
-Stored = collections.namedtuple('Stored', 'param at bytes first length sparse')     # a piece in the file
+Stored = collections.namedtuple('Stored', 'param at bytes first length coding')     # a piece in the file
 
 
 # ---- the file of a logged step ----
@@ -106,9 +109,7 @@ class Logged:
 
     def _take_summary(self, data):
         version, _, step, params, pieces = _HEAD.unpack_from(data)
-        if version == OF_MATRICES:
-            raise Failure('this logged step has orthogonalised updates, as of muon, which no vault and no pipe carries: leave out --log')
-        self._check_version('summary', version, 3)
+        self._check_version('summary', version, VERSION_MAX)
         form = _CODED if version >= 2 else _PIECE
         if not version or step != self.step or params * NUMBERS_BYTES + pieces * form.size != len(data) - _HEAD.size:
             raise Damage('its summary makes no sense; unmount, and run hitrain-fsck -n')
@@ -120,22 +121,23 @@ class Logged:
                 raise Damage('its first parameter is a section')
             self.params.append(Numbers(bytes(8) + one[8:], int.from_bytes(one[:8], 'little'), section))
             at += NUMBERS_BYTES
-        self.pieces = sorted((self._piece(row, version) for row in form.iter_unpack(data[at:])), key=lambda p: (p.param, p.first))
+        self.pieces = sorted((self._piece(row, version) for row in form.iter_unpack(data[at:])), key=lambda p: (p.param, p.coding & ORTHO, p.first))
 
     def _piece(self, row, version):
         at, param, chunk, begin, end = row[:5]
         stored, coding = row[5:] if version >= 2 else (end - begin, PLAIN)
-        if begin >= end or coding > SPARSE or param >= len(self.params) or self.params[param].section or \
+        ortho = coding & ORTHO if version >= OF_MATRICES else 0
+        if begin >= end or coding - ortho > SPARSE or param >= len(self.params) or self.params[param].section or \
                 stored > self.bytes or at > self.bytes - stored:
             raise Damage('one of its pieces lies beyond it')
         numbers = self.params[param].data
         chunk_bytes, dtype, of_gradient = struct.unpack_from('<IBB', numbers, 24)
         if dtype not in ELEMENT_BYTES or of_gradient not in ELEMENT_BYTES:
             raise Damage('one of its parameters has an impossible dtype')
-        first = chunk * (chunk_bytes // ELEMENT_BYTES[dtype] * ELEMENT_BYTES[of_gradient]) + begin
-        piece = Stored(param, at, stored, first, end - begin, coding == SPARSE)
-        if first + piece.length > FILE_BYTES_MAX or piece.length > (PIECE_BYTES_MAX if piece.sparse else stored) or \
-                stored > (BLOCK_BYTES if piece.sparse else piece.length):
+        first = chunk * (chunk_bytes // ELEMENT_BYTES[dtype] * (ORTHO_BYTES if ortho else ELEMENT_BYTES[of_gradient])) + begin
+        piece, sparse = Stored(param, at, stored, first, end - begin, coding), coding - ortho == SPARSE
+        if first + piece.length > FILE_BYTES_MAX or piece.length > (PIECE_BYTES_MAX if sparse else stored) or \
+                stored > (BLOCK_BYTES if sparse else piece.length):
             raise Damage('one of its pieces has an impossible size')
         return piece
 
@@ -151,12 +153,12 @@ class Logged:
                 at += 1
 
     def _cut(self, p):
-        if p.sparse:
-            yield Piece(p.first, p.length, SPARSE, self.content(p.at, p.bytes))
+        if p.coding & ~ORTHO == SPARSE:
+            yield Piece(p.first, p.length, p.coding, self.content(p.at, p.bytes))
             return
         for done in range(0, p.length, BLOCK_BYTES):
             part = self.content(p.at + done, min(BLOCK_BYTES, p.length - done))
-            yield Piece(p.first + done, len(part), PLAIN, part)
+            yield Piece(p.first + done, len(part), p.coding, part)
 
 
 def decode(entries, length, size):
@@ -225,6 +227,7 @@ class Reader:
     def __init__(self, records, step, in_pipe):
         self.records, self.in_pipe, self.sum = records, in_pipe, StepSum(step)
         self.params = self.bytes = self.next_byte = self.next_block = 0
+        self.ortho = 0              # of the last piece: its coding's bit
         self.file = self.path = None
 
     def __iter__(self):
@@ -251,14 +254,17 @@ class Reader:
         if not section and payload[28] not in ELEMENT_BYTES or not section and payload[29] not in ELEMENT_BYTES:
             raise Damage('a parameter has an impossible dtype')
         if not section:
-            self.path, self.next_byte = path, 0
+            self.path, self.next_byte, self.ortho = path, 0, 0
         self.params += 1
         self.sum.numbers(payload)
         yield Numbers(payload[:NUMBERS_BYTES], path, section)
 
     def _piece(self, p, raw_sum, stored):
-        if self.path is None or self.file or not p.bytes or p.first < self.next_byte or p.coding > SPARSE or \
-                p.first + p.bytes > FILE_BYTES_MAX or p.bytes > PIECE_BYTES_MAX or p.coding == PLAIN and stored != p.bytes:
+        ortho = p.coding & ORTHO
+        if ortho and not self.ortho and self.next_byte:
+            self.ortho, self.next_byte = ortho, 0
+        if self.path is None or self.file or not p.bytes or p.first < self.next_byte or p.coding - ortho > SPARSE or ortho != self.ortho or \
+                p.first + p.bytes > FILE_BYTES_MAX or p.bytes > PIECE_BYTES_MAX or p.coding == ortho and stored != p.bytes:
             raise Damage('a piece of a gradient is not in order, or has an impossible size')
         self.next_byte, self.bytes = p.first + p.bytes, self.bytes + stored
         self.sum.piece(p, raw_sum)

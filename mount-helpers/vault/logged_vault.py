@@ -6,19 +6,20 @@ import time
 
 from archived import OfManifest
 from errors import Missing
-from logged import FILE, NUMBERS, PIECES, PLAIN, SETTINGS, End, File, FileBlock, Numbers, Piece, Reader, Settings, StepSum, \
+from logged import FILE, NUMBERS, ORTHO, PIECES, SETTINGS, SPARSE, End, File, FileBlock, Numbers, Piece, Reader, Settings, StepSum, \
     pack_end, pack_file, pack_numbers, pack_row
 from manifest import PLACES, SEGMENT_BITS, assemble
 from objects import END, Damage, key_segment
 from pipe import Rate
-from places import GRADIENT, GRADIENT_ENTRIES, FILE_BLOCK, RAW, UNIT_BYTES, Place, Segment, pack_place
-from sums import sum64, sum128
+from places import GRADIENT, GRADIENT_ENTRIES, FILE_BLOCK, RAW, UPDATE, UPDATE_ENTRIES, UNIT_BYTES, Place, Segment, pack_place
+from sums import sum64_of, sum128
 import heads
 import stop
 
 PUTS = 3                    # segments in flight
 ROWS_OF_RECORD = 16384
 FETCHERS, FETCHES_AHEAD = 8, 24
+KINDS = {(0, 0): GRADIENT, (0, SPARSE): GRADIENT_ENTRIES, (ORTHO, 0): UPDATE, (ORTHO, SPARSE): UPDATE_ENTRIES}
 
 
 class Packer:
@@ -41,7 +42,7 @@ class Packer:
             raw_sum = sum128(item.content)
             self.bytes += len(item.content)
             self.sum.piece(item, raw_sum)
-            self._row(PIECES, item, GRADIENT if item.coding == PLAIN else GRADIENT_ENTRIES, item.first, 0, raw_sum)
+            self._row(PIECES, item, KINDS[item.coding & ORTHO, item.coding & SPARSE], item.first, 0, raw_sum)
         elif kind is FileBlock:
             self._row(PLACES, item, FILE_BLOCK, item.index, item.index, sum128(item.content))
         elif kind is File:
@@ -53,7 +54,7 @@ class Packer:
         data = item.content
         if not self.segment.has_room(len(data)):
             self._flush()
-        total = sum64(data)
+        total = sum64_of(raw_sum, data)
         unit = self.segment.add(data, len(data), RAW, (kind, number, max(self.params - 1, 0), 0), (total, raw_sum))
         if not self.records or self.records[-1][0] != record or len(self.records[-1][1]) >= ROWS_OF_RECORD:
             self.records.append((record, []))
@@ -154,7 +155,8 @@ class Fetch:
             data = self.engine.get(key, at, place.stored)
         except Missing:
             raise Damage(f'{key} is gone') from None
-        if len(data) < place.stored or sum64(data) != place.sum or sum128(data) != place.raw_sum:
+        raw_sum = sum128(data)
+        if len(data) < place.stored or raw_sum != place.raw_sum or sum64_of(raw_sum, data) != place.sum:
             raise Damage(f'{key} at {at}: its checksum is wrong')
         return data
 

@@ -19,7 +19,7 @@ _ROW = struct.Struct('<HHBBHIIQIIQ16sQ')
 _TRAILER = struct.Struct('<II16s32s8s')
 TRAILER_MAGIC = b'HTsegend'
 
-FILE_BLOCK, STATE_BLOCK, GRADIENT, GRADIENT_ENTRIES = range(4)
+FILE_BLOCK, STATE_BLOCK, GRADIENT, GRADIENT_ENTRIES, UPDATE, UPDATE_ENTRIES = range(6)
 
 # index: of the block. sum: XXH3-64 of the stored bytes; raw_sum: XXH3-128 of the block.
 Place = collections.namedtuple('Place', 'index lease n unit stored codec sum raw_sum')

@@ -5,6 +5,7 @@ the store. Blocks of zeros are left out.
 import collections
 import concurrent.futures
 import errno
+import mmap
 import os
 import queue
 
@@ -14,6 +15,7 @@ from tree import Want, failed, failure
 
 THREADS = 4
 AHEAD = 12                      # blocks
+SLAB_BLOCKS = 8
 # The kernel makes one request of so many bytes wherever they lie in memory. Of a block of 1 MiB it makes two, unless that begins
 # on a page, and state in 8 bits is rounded anew where a request ends within one of its blocks.
 REQUEST_BYTES = 512 << 10
@@ -23,7 +25,9 @@ Read = collections.namedtuple('Read', 'index data raw_sum give')
 
 
 class Buffers:
-    """Memory for at most so many blocks, made when it is needed. take() waits for one. Any thread."""
+    """Memory for at most so many blocks, made when it is needed, some at once. Each begins on a page. take() waits for one. One thread
+    takes, any gives.
+    """
 
     def __init__(self, most):
         self.free = queue.LifoQueue()
@@ -31,8 +35,11 @@ class Buffers:
 
     def take(self):
         if self.free.empty() and self.left:
-            self.left -= 1
-            return bytearray(BLOCK_BYTES)
+            count = min(self.left, SLAB_BLOCKS)
+            self.left -= count
+            slab = memoryview(mmap.mmap(-1, count * BLOCK_BYTES))
+            for at in range(0, len(slab), BLOCK_BYTES):
+                self.give(slab[at:at + BLOCK_BYTES])
         return self.free.get()
 
     def give(self, buffer):
@@ -78,7 +85,7 @@ def in_order(items, buffers):
         for item in items:
             if isinstance(item, Want):
                 buffer = buffers.take()
-                view = memoryview(buffer)[:item.length]
+                view = buffer[:item.length]
                 waiting.append((item, buffer, view, pool.submit(read_block, item, view)))
             else:
                 waiting.append((item, None, None, None))

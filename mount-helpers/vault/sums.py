@@ -9,6 +9,8 @@ try:
 except OSError as e:
     raise SystemExit(f'hitrainctl: error: a vault needs libxxhash.so.0, which is not installed: {e}') from None
 
+SHORT_BYTES_MAX = 240           # XXH3: longer input has one way for both sums
+
 
 class _Hash128(ctypes.Structure):
     _fields_ = ('low', ctypes.c_uint64), ('high', ctypes.c_uint64)
@@ -64,6 +66,11 @@ def is_zero(view):
         return not len(view)
     with Address(view) as (at, length):
         return _memcmp(at, at + 1, length - 1) == 0
+
+
+def sum64_of(raw_sum, data):
+    """That of data, a number, whose sum of 128 bits is known: the low half of that, unless data are so few that XXH3 takes another way."""
+    return int.from_bytes(raw_sum[8:], 'big') if len(data) > SHORT_BYTES_MAX else sum64(data)
 
 
 def sum64(data):

@@ -4,6 +4,7 @@ tree must not change meanwhile. One thread.
 """
 import collections
 import errno
+import fcntl
 import os
 import stat
 
@@ -13,6 +14,8 @@ from kept import Handle, Twins, open_folder
 from manifest import State
 from objects import Damage, Failure
 from places import BLOCK_BYTES
+
+_IOCTL_BACKGROUND = ord('h') << 8 | 7   # HT_IOCTL_BACKGROUND of include/hitrain/words.h
 
 OPTIMIZER = PREFIX + b'optimizer'
 DTYPE = PREFIX + b'dtype'
@@ -59,6 +62,15 @@ def next_content(fd, at, size):
         return min(os.lseek(fd, at, os.SEEK_DATA) // BLOCK_BYTES * BLOCK_BYTES, size)
     except OSError as e:
         return size if e.errno == errno.ENXIO else at   # a file that knows no holes is content
+
+
+def read_behind(fd):
+    """True. Reads of a kept step wait for all others at the devices, and take no memory of the store from them."""
+    try:
+        fcntl.ioctl(fd, _IOCTL_BACKGROUND)
+    except OSError:
+        pass                    # no kept step
+    return True
 
 
 class Tree:
@@ -123,7 +135,7 @@ class Tree:
             raise failure(path, ' is a device, a socket or a FIFO: a manifest has files, directories and links')
 
     def file(self, folder, name, path):
-        handle = Handle(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.fd))
+        handle = Handle(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECT | os.O_CLOEXEC, dir_fd=folder.fd))
         found = os.fstat(handle.fd)
         first = self.first_paths.setdefault(found.st_ino, path) if found.st_nlink > 1 else path
         if first != path:
@@ -157,12 +169,12 @@ class Tree:
     def content(self, handle, size, twin, path):
         if self.sizes_only:
             return
-        os.posix_fadvise(handle.fd, 0, 0, os.POSIX_FADV_RANDOM if twin else os.POSIX_FADV_SEQUENTIAL)
-        at = 0
+        at, is_behind = 0, False
         while (at := next_content(handle.fd, at, size)) < size:
             index, count = at // BLOCK_BYTES, twin.blocks(handle.fd, at, size) if twin else 0
             if count:
                 yield Run(index, count, twin.path, twin.size, handle, size)
             else:
+                is_behind = is_behind or read_behind(handle.fd)
                 yield Want(index, handle, at, min(BLOCK_BYTES, size - at), path)
             at += max(count, 1) * BLOCK_BYTES

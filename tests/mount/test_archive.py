@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl archive and restore through a vault in a folder: whole kept steps, new content alone, and damage."""
+import errno
+import fcntl
 import gc
 import json
+import mmap
 import os
 import random
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -20,6 +24,7 @@ import jobs  # noqa: E402
 import restore as restoring  # noqa: E402
 import scheme_file  # noqa: E402
 import wire  # noqa: E402
+from errors import Full  # noqa: E402
 from objects import Failure  # noqa: E402
 
 
@@ -248,3 +253,42 @@ def test_a_missing_object_is_named(small):
         done = restore(f'{vault}/job', b / 'new', check=False)
         assert done.returncode == 1 and done.stderr and not os.listdir(b), name
         os.rename(f'{vault.parent}/away', name)
+
+
+@pytest.mark.parametrize('why', [None, errno.EINVAL, errno.EOPNOTSUPP])
+@pytest.mark.parametrize('count', [0, 100, MIB - 1, MIB, 3 * MIB + 4096, 3 * MIB + 4097])
+def test_content_moves_whole_where_calls_are_short_or_not_direct(tmp_path, count, why):
+    """why: the file system refuses direct calls with this error, at the second one."""
+    data, asked = memoryview(bytearray(os.urandom(count) if count else b'')), []
+    page = mmap.mmap(-1, max(count, 1))
+    page[:count] = bytes(data)
+    file = os.open(tmp_path / 'object', os.O_RDWR | os.O_CREAT)
+
+    def call(do):
+        def one(fd, part, at):
+            direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+            asked.append(direct)
+            if direct and why and len(asked) > 1:
+                raise OSError(why, 'no direct call')
+            return do(fd, part[:max(1, len(part) // 2 // 4096 * 4096)] if direct else part[:len(part) // 3 + 1], at)
+        return one
+    assert scheme_file.move(file, call(os.pwrite), memoryview(page)[:count], 0) == count
+    assert any(asked) == (count >= MIB) and os.fstat(file).st_size == count
+    into = mmap.mmap(-1, 4 * MIB)
+    assert scheme_file.move(file, call(lambda fd, part, at: os.preadv(fd, [part], at)), memoryview(into)[:4 * MIB], 0) == count
+    assert into[:count] == data
+    os.close(file)
+
+
+def test_a_full_file_system_is_told_as_that(tmp_path):
+    """Also by a call past the kernel's copies; nothing is left."""
+    place = tmp_path / 'small'
+    place.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=5M', 'none', place], check=True)
+    try:
+        scheme, room = scheme_file.File(f'file://{place}'), mmap.mmap(-1, 8 * MIB)
+        with pytest.raises(Full):
+            scheme.put_new('seg/00000000/0000', memoryview(room), 0)
+        assert [f for _, _, files in os.walk(place) for f in files] == []
+    finally:
+        subprocess.run(['umount', '--lazy', place], check=True)

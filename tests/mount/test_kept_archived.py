@@ -103,3 +103,35 @@ def test_a_full_store_gives_up_archived_steps_oldest_first_and_no_other(make_sto
     events = run('hitrainctl', 'events', mnt).stdout
     assert 'kept-given-up' in events and 'kept step s2' in events
     (root / 'w').read_bytes()
+
+
+def test_steps_that_only_a_vault_has_are_listed_and_come_back(mnt, tmp_path):
+    """A step of the same number with other bits is another one."""
+    root, url = make(mnt), f'{tmp_path}/v/job'
+    run('hitrainctl', 'vault', 'init', tmp_path / 'v')
+    for step in (1, 2):
+        train(root, step)
+        run('hitrainctl', 'archive', root, str(step), url)
+    want = (root / 'w').read_bytes()
+    said = run('hitrainctl', 'steps', root, f'--vault={url}').stdout
+    assert said.startswith(run('hitrainctl', 'steps', root).stdout) and said.endswith(f'hitrainctl restore {url}@STEP DIR brings one back:\n')
+    for step in (3, 4):
+        train(root, step)
+    assert kept(root) == ['3', '4']
+    run('hitrainctl', 'archive', root, '4', url)
+
+    def in_vault():
+        found = json.loads(run('hitrainctl', 'steps', root, f'--vault={url}', '--json').stdout)
+        assert [s['name'] for s in found['steps']] == kept(root)
+        return [s['step'] for s in found['in_vault']]
+    assert in_vault() == [1, 2]
+    table = run('hitrainctl', 'steps', root, f'--vault={url}').stdout.splitlines()
+    assert [line.split()[0] for line in table[-2:]] == ['1', '2'] and 'full' in table[-1]
+    refused = run('hitrainctl', 'rollback', root, '2', check=False)
+    assert lines(root)['4']['archived'] == 'job' and refused.returncode == 1 and '`hitrainctl restore URL/job@2 DIR` brings one back' in refused.stderr
+    run('hitrainctl', 'restore', f'{url}@2', mnt / 'back')
+    assert (mnt / 'back/w').read_bytes() == want
+    command(root, 'forget *')
+    assert in_vault() == [1, 2, 4]
+    assert 'there is no job other' in run('hitrainctl', 'steps', root, f'--vault={tmp_path}/v/other', check=False).stderr
+    assert 'no kept step none; `hitrainctl steps` lists them\n' in run('hitrainctl', 'rollback', root, 'none', check=False).stderr

@@ -2,18 +2,21 @@
 """Muon on a mount: the two phases of a step through update/ and ortho/, what is refused, and what a crash leaves."""
 import errno
 import os
+import struct
+import subprocess
 
 import numpy as np
 import pytest
 
 from calls import fails, sync
+from conftest import BIN, run
 from models import new_model, word
 from test_memory_returns import figures as store_figures
 from test_steering import step_open, tell
-import engines  # noqa: F401 (finds the modules of vaults)
+from test_vault_follow import entries, programs, steps  # noqa: F401 (a fixture)
 
-from logged import Logged
-from objects import Failure
+from logged import NUMBERS, ORTHO, PIECES, SPARSE, Piece, Reader
+from objects import Damage, Record
 
 M, N = 48, 20
 LR, MU, WD = 0.02, 0.95, 0.1
@@ -324,11 +327,12 @@ def content(model):
         name: (model.root / name).read_bytes() for name in model.shapes}
 
 
-@pytest.mark.parametrize('extra', ['', ' max_grad_norm=1', ' ns=store', ' accumulate=2', ' maximize=1 grad_scale=4', ' state_bits=8', ' state_bits=16'])
-@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
-def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
-    """After a crash, and after an abort, the store computes them again to the same bits; without any matrix product."""
-    model = Model(mnt / 'm', {'w': (M, N), 'x': (700, 900), 'y': (2, 30, 40)})
+EXTRAS = ['', ' max_grad_norm=1', ' ns=store', ' accumulate=2', ' maximize=1 grad_scale=4', ' state_bits=8', ' state_bits=16']
+
+
+def make_logged(root, dtype, extra):
+    """(model, step(seed)) of a model whose steps are logged."""
+    model = Model(root, {'w': (M, N), 'x': (700, 900), 'y': (2, 30, 40)})
     if dtype == 'bf16':
         model.p = {name: bf16(p) for name, p in model.p.items()}
     words = WORDS + extra + ' redo=on durable_every=100'
@@ -349,7 +353,14 @@ def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
                 model.ortho(name, bf16(random(seed, *shape) + widen(u.reshape(shape))))
                 assert model.apply(name) == 'ok'
         assert tell(model.root, 'step') == 'ok'
+    return model, step
 
+
+@pytest.mark.parametrize('extra', EXTRAS)
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
+    """After a crash, and after an abort, the store computes them again to the same bits; without any matrix product."""
+    model, step = make_logged(mnt / 'm', dtype, extra)
     for i in range(5):
         step(10 * i)
     want = content(model)
@@ -368,10 +379,64 @@ def test_logged_steps_have_both_phases(store, mnt, dtype, extra):
     want = content(model)
     store.crash()
     assert content(model) == want
-    with pytest.raises(Failure, match='redo/6: this logged step has orthogonalised updates'):
-        Logged(model.root, 6)
     store.unmount()
     store.assert_clean()
+
+
+@pytest.mark.parametrize('dtype, extra', [*(('f32', e) for e in EXTRAS), ('f32', ' muon_split=8,12,28'), ('bf16', ''), ('bf16', ' state_bits=8')])
+def test_a_standby_follows_bit_identically(stores, tmp_path, programs, dtype, extra):
+    """Through a vault, where the standby is killed once in between, and through a pipe."""
+    (_, other), (a, b) = stores
+    of_w = extra if 'split' in extra else ''
+    model, step = make_logged(a / 'm', dtype, ('' if of_w else extra) + ' redo_keep=20')
+    if of_w:
+        word(model.root / 'w', 'optimizer', of_w.strip())
+    step(1)
+    assert tell(model.root, 'commit') == 'ok' and tell(model.root, 'snapshot base') == 'ok'
+    run('hitrainctl', 'vault', 'init', tmp_path / 'v')
+    to = programs('archiver', 'archive', model.root, tmp_path / 'v/job', '--follow', '--log')
+    at = programs('standby', 'restore', tmp_path / 'v/job', b / 'm', '--follow')
+    copy = Model(b / 'm', model.shapes)
+    at.wait_for(lambda: copy.root.exists() and word(copy.root, 'durable_step') == '1', 'the copy is there')
+    for i in range(2, 7):
+        step(10 * i)
+        assert tell(model.root, 'commit') == 'ok'
+        if i == 4:
+            at.kill()
+            at.start()
+        to.wait_for(lambda: steps(f'{tmp_path}/v', 'job') == i, f'step {i} is in the vault')     # a logged one: the copy is made once
+    at.wait_for(lambda: word(copy.root, 'durable_step') == '6', 'the copy has all')
+    assert content(copy) == content(model)
+    assert [kind for _, _, kind in entries(f'{tmp_path}/v', 'job')] == [1, 2] and 'anew' not in at.said()
+    to.end()
+    at.end()
+    refused = run('hitrainctl', 'restore', tmp_path / 'v/job', b / 'part', '--shard=0of2', check=False)
+    assert refused.returncode == 1 and 'need whole matrices: name job@1, the full step before it' in refused.stderr
+    sent = subprocess.run([BIN / 'hitrainctl', 'archive', model.root, 'base', '-'], stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run([BIN / 'hitrainctl', 'restore', '-', b / 'piped'], input=sent, check=True)
+    sent = subprocess.run([BIN / 'hitrainctl', 'archive', model.root, '-', '--follow', '--once', '--from=base'], stdout=subprocess.PIPE,
+                          check=True).stdout
+    subprocess.run([BIN / 'hitrainctl', 'restore', '-', b / 'piped', '--follow'], input=sent, check=True)
+    assert content(Model(b / 'piped', model.shapes)) == content(model)
+    other.crash()
+    assert content(copy) == content(model)
+
+
+@pytest.mark.parametrize('pieces, good', [
+    ([(0, 8, 0), (8, 8, 0), (0, 8, ORTHO)], True), ([(0, 16, SPARSE), (0, 8, ORTHO | SPARSE)], True),
+    ([(0, 8, ORTHO)], False), ([(0, 8, 0), (0, 8, ORTHO), (8, 8, 0)], False), ([(0, 8, 0), (0, 8, ORTHO), (4, 4, ORTHO)], False),
+    ([(0, 8, 0), (0, 8, ORTHO), (8, 8, 2 * ORTHO)], False), ([(0, 8, 0), (0, 6, ORTHO)], False)])
+def test_an_update_follows_its_gradient(pieces, good):
+    """first, bytes and coding of pieces with 8 bytes each, as somebody may send them."""
+    number = bytes(28) + b'\1\1' + bytes(42) + b'w'
+    records = [Record(NUMBERS, 0, number, b''), *(Record(PIECES, first, struct.pack('<II', count, coding) + bytes(8), b'')
+                                                 for first, count, coding in pieces)]
+    items = iter(Reader(records, 7, in_pipe=True))
+    if good:
+        assert [(p.first, p.bytes, p.coding) for _, p in zip(records, items) if type(p) is Piece] == pieces
+    else:
+        with pytest.raises(Damage, match='piece of a gradient is not in order'):
+            list(zip(records, items))
 
 
 def orthogonalised(u, steps=5, a=3.4445, b=-4.775, c=2.0315):

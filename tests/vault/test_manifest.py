@@ -11,6 +11,7 @@ sys.path[:0] = [str(TOP / 'mount-helpers' / 'vault'), str(TOP / 'mount-helpers' 
 
 import heads        # noqa: E402
 import manifest     # noqa: E402
+import sums         # noqa: E402
 from entry import DIRECTORY, FILE, Entry    # noqa: E402
 from objects import Damage                  # noqa: E402
 from places import BLOCK_BYTES, Place, pack_place, pick_places   # noqa: E402
@@ -83,3 +84,10 @@ def test_a_place_in_a_segment_that_is_not_named_is_refused(parts, monkeypatch):
     monkeypatch.setattr(heads, 'parse_segments', lambda payload: [(5, 0, 1)])
     with pytest.raises(Damage, match='does not name'):
         read(pieces, summary)
+
+
+@pytest.mark.parametrize('lengths', [range(1200), (4096, (1 << 20) - 1, 1 << 20)])
+def test_both_sums_come_from_one_pass(lengths):
+    for length in lengths:
+        data = random.Random(length).randbytes(length)
+        assert sums.sum64_of(sums.sum128(data), data) == sums.sum64(data), length

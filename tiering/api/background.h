@@ -80,6 +80,12 @@ bool ht_store_background_serve(struct ht_store *s, bool once);
 void ht_store_background_recall(struct ht_store *s);
 const char *ht_background_state_word(enum ht_background_state state);
 
+/*
+ * The calling thread, which is none of the store's, reads as the background does until it says false: its requests go
+ * to the devices in the pauses of others, and past the DRAM tier. It holds nothing that others wait for.
+ */
+void ht_background_reads(bool on);
+
 /* -------------------------------------------------------------------- scrub */
 
 /*

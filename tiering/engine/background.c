@@ -81,6 +81,11 @@ static struct ht_lane *lane_of(struct ht_store *s)
     return &s->engine->lane[HT_LANE_BACKGROUND];
 }
 
+void ht_background_reads(bool on)
+{
+    (void)ht_io_class_set(on ? HT_IO_BACKGROUND : HT_IO_URGENT);
+}
+
 bool ht_store_background_lend(struct ht_store *s)
 {
     if (!s->engine->started)

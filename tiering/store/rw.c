@@ -103,6 +103,11 @@ static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, 
     return rc;
 }
 
+static bool is_background(void)
+{
+    return ht_io_class() == HT_IO_BACKGROUND;
+}
+
 /*
  * A background thread reads past the DRAM tier: no image is evicted for it, and no other thread waits for its chunk.
  * Releases the lock in between. False: nothing was read, because there is an image, a change or an error; the usual way
@@ -114,7 +119,7 @@ static bool read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     struct ht_store *s = o->s;
     struct ht_ref ref;
 
-    if (ht_io_class() != HT_IO_BACKGROUND || !may_read_past(o, c, index) || ht_ref_copy(&ref, &c->pub))
+    if (!is_background() || !may_read_past(o, c, index) || ht_ref_copy(&ref, &c->pub))
         return false;
     ht_store_unlock(s);
     int rc = read_ref(o, index, &ref, a, len, buf);
@@ -144,11 +149,13 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)
         return rc;
-    ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
+    if (!is_background())
+        ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
     uint32_t there = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
-        ht_chunk_use_image(o, c);
+        if (!is_background()) /* nor is what is there kept for its sake */
+            ht_chunk_use_image(o, c);
         data = ht_arena_data(s->arena, c->slot) + a;
         /* Made shorter by another thread: shared memory ends there, too. */
         there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_image_reach(o, c, index), a) - a);
@@ -226,13 +233,13 @@ ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c;
-    const uint8_t *bytes;
+    const uint8_t *bytes = NULL;
 
     ht_store_lock(s);
     len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
     if (r)
         ht_obj_reader_note(o, r, off, len); /* first, so that the device has more to do during our own wait */
-    int rc = hold_in_place(o, r, off, len, &c, &bytes);
+    int rc = is_background() ? 0 : hold_in_place(o, r, off, len, &c, &bytes);
     if (bytes)
         o->refs++; /* the client may release it after the answer */
     ht_store_unlock(s);

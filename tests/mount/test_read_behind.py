@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HT_IOCTL_BACKGROUND: an archiver reads a kept step behind a trainer, whose content stays in memory."""
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import threading
+
+import pytest
+
+from calls import fails, sync
+from conftest import BIN, MIB, run
+from test_digests import make_model
+from test_roots import command, word
+
+BACKGROUND = ord('h') << 8 | 7
+
+
+def moved(point, io_class):
+    """Bytes that requests of this class have moved on the device."""
+    return sum(json.loads(line)[f'{io_class}_moved_bytes'] for line in (point / '.hitrain/devices').read_text().splitlines())
+
+
+def behind(path):
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    fcntl.ioctl(fd, BACKGROUND)
+    return fd
+
+
+@pytest.fixture
+def model(make_store):
+    """Its kept step is on the device alone, and a file that a program uses is in memory."""
+    point = make_store('512M').mount('dram=16M', 'digest=off')
+    root = make_model(point / 'model', elements=2 * MIB)
+    command(root, 'snapshot')
+    (point / 'hot').write_bytes(os.urandom(4 * MIB))
+    sync(point / 'hot')
+    run('hitrainctl', 'evict', root / 'w', root / 'deep/v')
+    assert int(word(point / 'hot', 'resident_bytes')) == 4 * MIB
+    return root
+
+
+@pytest.mark.parametrize('way', ['vault', 'pipe', 'digest'])
+def test_an_archive_evicts_nothing_and_is_not_urgent(model, way, tmp_path):
+    point = model.parent
+    run('hitrainctl', 'vault', 'init', tmp_path / 'v')
+    before = {c: moved(point, c) for c in ('background', 'urgent')}
+    evictions = int(word(point, 'evictions'))
+    words = {'vault': ('archive', model, '1', f'{tmp_path / "v"}/job'), 'pipe': ('archive', model, '1', '-'), 'digest': ('verify', model, '1')}[way]
+    subprocess.run([BIN / 'hitrainctl', *words], stdout=subprocess.DEVNULL, check=True)
+    assert int(word(point / 'hot', 'resident_bytes')) == 4 * MIB and int(word(point, 'evictions')) == evictions
+    assert moved(point, 'background') - before['background'] > 40 * MIB
+    assert moved(point, 'urgent') - before['urgent'] < 4 * MIB
+
+
+def test_each_block_is_read_once(model, tmp_path):
+    run('hitrainctl', 'vault', 'init', tmp_path / 'v')
+    before = int(word(model.parent, 'device_read_bytes'))
+    said = json.loads(run('hitrainctl', 'archive', model, '1', f'{tmp_path / "v"}/job', '--json').stdout)
+    assert int(word(model.parent, 'device_read_bytes')) - before < said['bytes'] * 1.05 + MIB
+
+
+def test_the_bytes_are_those_of_other_reads(model):
+    kept = model / '.hitrain/snap/1'
+    for path in kept / 'w', kept / 'rng', kept / '.hitrain/state/w/exp_avg':
+        expected = path.read_bytes()
+        fd = behind(path)
+        for at, count in ((0, MIB), (4096, 8192), (5, 70_001), (len(expected) - 3, 100), (len(expected), 10)):
+            assert os.pread(fd, count, at) == expected[at:at + count], (path, at)
+        os.close(fd)
+
+
+def test_it_is_for_files_of_a_kept_step(model):
+    for path in model / 'w', model / '.hitrain/state/w/exp_avg', model / '.hitrain/stats', model / '.hitrain/snap/1', model:
+        fd = os.open(path, os.O_RDONLY)
+        with fails(errno.EINVAL):
+            fcntl.ioctl(fd, BACKGROUND)
+        os.close(fd)
+
+
+def test_many_readers_behind_hold_no_other_request(make_store):
+    """They are jobs: a mount of one worker serves others meanwhile."""
+    point = make_store('512M').mount('dram=16M', 'digest=off', flags=('-s',))
+    root = make_model(point / 'model', elements=2 * MIB)
+    command(root, 'snapshot')
+    run('hitrainctl', 'evict', root / 'w', root / 'deep/v')
+    kept, ended = root / '.hitrain/snap/1', []
+
+    def read():
+        fd = behind(kept / 'w')
+        ended.append(sum(len(os.pread(fd, MIB, at * MIB)) for at in range(8)))
+        os.close(fd)
+    threads = [threading.Thread(target=read) for _ in range(12)]
+    for t in threads:
+        t.start()
+    for i in range(50):
+        (point / 'other').write_bytes(b'%d' % i)
+        assert (point / 'other').read_bytes() == b'%d' % i
+    for t in threads:
+        t.join()
+    assert ended == [8 * MIB] * 12
