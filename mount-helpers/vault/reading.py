@@ -10,7 +10,7 @@ import os
 import queue
 
 from places import BLOCK_BYTES
-from sums import is_zero, sum128
+from sums import Address, is_zero, sum128
 from tree import Want, failed, failure
 
 THREADS = 4
@@ -19,6 +19,7 @@ SLAB_BLOCKS = 8
 # The kernel makes one request of so many bytes wherever they lie in memory. Of a block of 1 MiB it makes two, unless that begins
 # on a page, and state in 8 bits is rounded anew where a request ends within one of its blocks.
 REQUEST_BYTES = 512 << 10
+PAGE_BYTES = 4096
 
 # give(): the caller has done with data.
 Read = collections.namedtuple('Read', 'index data raw_sum give')
@@ -62,8 +63,10 @@ def read_at(handle, view, at, path):
 def write_at(fd, data, at):
     """All of it. OSError."""
     view = memoryview(data)
+    with Address(view) as (address, _):
+        most = REQUEST_BYTES if address % PAGE_BYTES else 2 * REQUEST_BYTES
     while len(view):
-        count = os.pwrite(fd, view[:REQUEST_BYTES], at)
+        count = os.pwrite(fd, view[:most], at)
         if not count:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         view, at = view[count:], at + count
