@@ -18,7 +18,6 @@ import weakref
 
 from engine import Engine, shown
 from errors import Again, BY_CODE, Failed, NoProgram, Unknown
-from sums import Address
 import wire
 
 RESTART_S_MAX = 10
@@ -70,7 +69,6 @@ class Program:
         memory = os.memfd_create('hitrain-vault')
         os.ftruncate(memory, slots * slot_bytes)
         self.memory = mmap.mmap(memory, slots * slot_bytes)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [path, url, theirs.fileno(), memory, slots, slot_bytes]
         try:
@@ -236,9 +234,9 @@ class Client(Engine):
         begin = slot * program.slot_bytes
         at = begin
         for part in parts:
-            with Address(part) as (address, count):      # the interpreter goes on meanwhile
-                ctypes.memmove(program.address + at, address, count)
-            at += count
+            view = memoryview(part).cast('B')
+            program.memory[at:at + len(view)] = view
+            at += len(view)
         request = program.send(verb, key, slot, deadline, offset, length)
         request.done.wait(max(0, deadline - time.monotonic()))
         if request.result is None:

@@ -25,6 +25,16 @@ PAGE_BYTES = 4096
 Read = collections.namedtuple('Read', 'index data raw_sum give')
 
 
+def large(count):
+    """Memory in large pages, if the kernel has some: it clears them quicker, and finds them quicker for direct reads."""
+    memory = mmap.mmap(-1, count)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass
+    return memoryview(memory)
+
+
 class Buffers:
     """Memory for at most so many blocks, made when it is needed, some at once. Each begins on a page. take() waits for one. One thread
     takes, any gives.
@@ -38,7 +48,7 @@ class Buffers:
         if self.free.empty() and self.left:
             count = min(self.left, SLAB_BLOCKS)
             self.left -= count
-            slab = memoryview(mmap.mmap(-1, count * BLOCK_BYTES))
+            slab = large(count * BLOCK_BYTES)
             for at in range(0, len(slab), BLOCK_BYTES):
                 self.give(slab[at:at + BLOCK_BYTES])
         return self.free.get()
