@@ -49,8 +49,9 @@ struct ht_ioctl_gather {
 
 /*
  * On a descriptor of a file or of a state of a kept step: its reads are work in the background from now on. They go to
- * the devices in the pauses of all others, and leave the DRAM tier as it is. A device without pauses takes one of them
- * each half second at least. -EINVAL: it is no such file.
+ * the devices in the pauses of all others, and leave the DRAM tier as it is. Where there are no pauses each waits for
+ * half a second at most. It brings whole chunks and keeps none: read MiB by MiB, with O_DIRECT. -EINVAL: it is no such
+ * file.
  */
 #define HT_IOCTL_BACKGROUND _IO('h', 7)
 

@@ -39,7 +39,7 @@ static int kept_step(int dir, uint64_t *out_step)
     return errno || *end != '\0' ? -EPROTO : 0;
 }
 
-/* The job that has the newest kept step of those that a vault has, or "JOB". */
+/* The job of the newest kept step that a vault has, too, or "JOB". */
 static void find_job(const char *root, char out[NAME_MAX + 1])
 {
     char path[PATH_MAX], text[4096];

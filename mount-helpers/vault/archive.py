@@ -4,6 +4,7 @@ goes to a vault as segments and a manifest, or through a pipe, or its digest alo
 """
 import collections
 import concurrent.futures
+import math
 import struct
 import time
 
@@ -52,7 +53,7 @@ def walk(kept, writer, items, block, same, added=lambda count: None):
 def digest_of(kept, done='read'):
     """End of the step, which is read for it."""
     tree = Tree(kept.folder)
-    progress = Progress(done, tree.bytes())
+    progress = Progress(done, tree.bytes)
     writer = Writer(lambda *record: None, kept.step)
 
     def block(r):
@@ -247,16 +248,18 @@ class Tracked(Writer):
         self.packer.begin_state(State(name, size))
 
 
+BEHIND = 8                      # part of the grace in which reads wait for a trainer: a segment must not be old before its manifest
+
+
 Packed = collections.namedtuple('Packed', 'end records segments own new shards')
 
 
-def pack(kept, put, uuid, owner, known=None, base=None, rate=None):
+def pack(kept, put, uuid, owner, known=None, base=None, rate=None, behind_s=math.inf):
     """Puts all new content of a kept step: Packed. known: the Archived of a step in the vault; base: that step, if the
-    store keeps it, so that what both share is not even read.
+    store keeps it, so that what both share is not even read. behind_s: as for Tree.
     """
-    tree = Tree(kept.folder, base if known else None)
-    total = tree.bytes()
-    progress = Progress('archived', total)
+    tree = Tree(kept.folder, base if known else None, behind_s)
+    progress = Progress('archived', tree.bytes)
     packer = Packer(put, uuid, owner, known, rate)
     writer = Tracked(packer, kept.step)
     try:
@@ -294,7 +297,7 @@ def to_vault(root, kept, engine, vault, writer, lease, rate=None):
     held = Held(kept)
     at, known, base = known_of(writer, engine, vault.uuid, root)
     owner = Owner(writer.job, kept.step, writer.epoch, writer.rank)
-    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate)
+    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate, vault.grace / BEHIND)
     used = packed.segments - set(packed.own)
     summary = heads.Summary(heads.FULL, writer.rank, writer.ranks, 1, packed.end.bytes, packed.new, packed.end.digest,
                             heads.NOTHING, packed.end.lineage, at if used else (0, 0), time.time_ns(), writer.store,

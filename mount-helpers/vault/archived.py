@@ -195,7 +195,7 @@ class Fetch:
         def damage(p, why):
             return Damage(f'{self.engine.url}: {name}, block {p.index}: {key} at {p.unit * UNIT_BYTES}: {why}')
         try:
-            data = self.engine.get(key, at, end - at)
+            data = self.engine.get(key, at, end - at, lend=True)
         except Missing:
             raise damage(first, 'it is gone') from None
         return [Block(p.index, self.check(p, data[p.unit * UNIT_BYTES - at:][:p.stored], damage)) for p in group]

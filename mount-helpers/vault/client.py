@@ -14,10 +14,10 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 
 from engine import Engine, shown
 from errors import Again, BY_CODE, Failed, NoProgram, Unknown
-from sums import Address
 import wire
 
 RESTART_S_MAX = 10
@@ -25,6 +25,7 @@ LEFT_ALONE_MAX = 2
 ENDS_AT_ONCE_MAX = 3
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1     # of mallopt(3)
 KEPT_BYTES = 64 << 20
+SLOTS_TO_CALL = 8               # of those of a program: no caller waits for what others have borrowed
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 
@@ -60,13 +61,14 @@ class Program:
     """One process that serves, and the memory that both share."""
 
     def __init__(self, path, url, slots, slot_bytes):
-        self.slot_bytes, self.lock, self.ended = slot_bytes, threading.Lock(), False
+        # A slot that was lent comes back wherever its last reference ends, also in a thread that has the lock.
+        self.slot_bytes, self.lock, self.ended = slot_bytes, threading.RLock(), False
+        self.lent, self.lent_max = 0, slots - SLOTS_TO_CALL
         self.pending, self.free, self.has_free = {}, list(range(slots)), threading.Condition(self.lock)
         self.number, self.answered_at, self.answers = 0, 0, 0
         memory = os.memfd_create('hitrain-vault')
         os.ftruncate(memory, slots * slot_bytes)
         self.memory = mmap.mmap(memory, slots * slot_bytes)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [path, url, theirs.fileno(), memory, slots, slot_bytes]
         try:
@@ -114,6 +116,21 @@ class Program:
 
     def put_slot(self, slot):
         with self.lock:
+            self._put_slot(slot)
+
+    def lend(self, slot, count):
+        """Memory of a slot, which comes back with the last reference to it. None: calls need the slots that are left."""
+        with self.lock:
+            if self.lent >= self.lent_max or not count:
+                return None
+            self.lent += 1
+        memory = (ctypes.c_char * count).from_buffer(self.memory, slot * self.slot_bytes)
+        weakref.finalize(memory, self._take_back, slot).atexit = False
+        return memoryview(memory).cast('B')
+
+    def _take_back(self, slot):
+        with self.lock:
+            self.lent -= 1
             self._put_slot(slot)
 
     def send(self, verb, key, slot, deadline, offset, length):
@@ -168,6 +185,8 @@ class Program:
 
 
 class Client(Engine):
+    lends = True
+
     def __init__(self, scheme, url, timeout, slots, slot_bytes=wire.OBJECT_BYTES_MAX):
         super().__init__(shown(url), timeout, slot_bytes)
         keep_memory()
@@ -207,7 +226,7 @@ class Client(Engine):
             self.ends_at_once = 0
             raise Failed(f'{self.url}: {self.path} ends before it answers (status {status}); run it by hand to see why')
 
-    def exchange(self, verb, key, deadline, parts=(), offset=0, length=0):
+    def exchange(self, verb, key, deadline, parts=(), offset=0, length=0, lend=False):
         program = self._program(deadline)
         slot = program.take_slot(deadline)
         if slot is None:
@@ -215,9 +234,9 @@ class Client(Engine):
         begin = slot * program.slot_bytes
         at = begin
         for part in parts:
-            with Address(part) as (address, count):      # the interpreter goes on meanwhile
-                ctypes.memmove(program.address + at, address, count)
-            at += count
+            view = memoryview(part).cast('B')
+            program.memory[at:at + len(view)] = view
+            at += len(view)
         request = program.send(verb, key, slot, deadline, offset, length)
         request.done.wait(max(0, deadline - time.monotonic()))
         if request.result is None:
@@ -229,8 +248,11 @@ class Client(Engine):
             raise Unknown(f'{self.url} has not answered')
         result, flags, count, text = request.result
         has_data = verb in (wire.GET, wire.LIST) and result == wire.OK
-        data = memoryview(program.memory[begin:begin + count]) if has_data and count <= min(length, program.slot_bytes) else b''
-        program.put_slot(slot)
+        fits = has_data and count <= min(length, program.slot_bytes)
+        data = program.lend(slot, count) if fits and lend else None
+        if data is None:
+            data = memoryview(program.memory[begin:begin + count]) if fits else b''
+            program.put_slot(slot)
         if has_data and count != len(data):
             raise Failed(f'{self.url}: its program sent more than there was room for')
         if result > wire.EXISTS:

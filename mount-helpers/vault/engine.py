@@ -3,7 +3,8 @@
 
     vault = engine.open('s3://ckpt/vault', timeout=30)
     vault.put_new(key, parts)            True: made, and on stable storage. False: the key was there before this call
-    vault.get(key, offset=0, length=None)  memoryview of bytes that belong to the caller; shorter only at the object's end
+    vault.get(key, offset=0, length=None)  memoryview of bytes that belong to the caller; shorter only at the object's end.
+                                         lend: these may be the memory of a slot, for as long as anything refers to them
     vault.list(prefix, after='')         iterator of (key, bytes, age in seconds by the engine's clock), ascending by key
     vault.remove(key)                    well also where no such key is
     vault.close()
@@ -24,13 +25,15 @@ from errors import Again, EngineError, Failed, Full, Missing, NoProgram, NoVault
 import wire
 
 TIMEOUT_S = 30
-SLOTS = 8
+SLOTS = 20
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 2
 WORDS_OF_CREDENTIALS = re.compile('key|secret|token|password|signature|credential', re.I)
 
 
 class Engine:
-    """What all engines share. A subclass has exchange() and close()."""
+    """What all engines share. A subclass has exchange() and close(), and lends if its exchange() takes lend=True."""
+
+    lends = False
 
     def __init__(self, url, timeout, object_bytes_max=wire.OBJECT_BYTES_MAX):
         self.url, self.timeout, self.object_bytes_max = url, timeout, object_bytes_max
@@ -68,12 +71,12 @@ class Engine:
             return False
         return len(found) == total and bytes(found) == b''.join(parts)
 
-    def get(self, key, offset=0, length=None, timeout=None):
+    def get(self, key, offset=0, length=None, timeout=None, lend=False):
         if length is None:
             length = self.object_bytes_max
-        deadline, out = self._deadline(timeout), []
+        deadline, out, how = self._deadline(timeout), [], {'lend': True} if lend and self.lends else {}
         while True:
-            part = self._repeat(wire.GET, key, deadline, offset=offset, length=min(length, self.object_bytes_max))[3]
+            part = self._repeat(wire.GET, key, deadline, offset=offset, length=min(length, self.object_bytes_max), **how)[3]
             out.append(part)
             offset, length = offset + len(part), length - len(part)
             if length == 0 or len(part) < min(length + len(part), self.object_bytes_max):

@@ -10,7 +10,7 @@ import os
 import queue
 
 from places import BLOCK_BYTES
-from sums import is_zero, sum128
+from sums import Address, is_zero, sum128
 from tree import Want, failed, failure
 
 THREADS = 4
@@ -19,9 +19,20 @@ SLAB_BLOCKS = 8
 # The kernel makes one request of so many bytes wherever they lie in memory. Of a block of 1 MiB it makes two, unless that begins
 # on a page, and state in 8 bits is rounded anew where a request ends within one of its blocks.
 REQUEST_BYTES = 512 << 10
+PAGE_BYTES = 4096
 
 # give(): the caller has done with data.
 Read = collections.namedtuple('Read', 'index data raw_sum give')
+
+
+def large(count):
+    """Memory in large pages, if the kernel has some: it clears them quicker, and finds them quicker for direct reads."""
+    memory = mmap.mmap(-1, count)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass
+    return memoryview(memory)
 
 
 class Buffers:
@@ -37,7 +48,7 @@ class Buffers:
         if self.free.empty() and self.left:
             count = min(self.left, SLAB_BLOCKS)
             self.left -= count
-            slab = memoryview(mmap.mmap(-1, count * BLOCK_BYTES))
+            slab = large(count * BLOCK_BYTES)
             for at in range(0, len(slab), BLOCK_BYTES):
                 self.give(slab[at:at + BLOCK_BYTES])
         return self.free.get()
@@ -62,8 +73,10 @@ def read_at(handle, view, at, path):
 def write_at(fd, data, at):
     """All of it. OSError."""
     view = memoryview(data)
+    with Address(view) as (address, _):
+        most = REQUEST_BYTES if address % PAGE_BYTES else 2 * REQUEST_BYTES
     while len(view):
-        count = os.pwrite(fd, view[:REQUEST_BYTES], at)
+        count = os.pwrite(fd, view[:most], at)
         if not count:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         view, at = view[count:], at + count

@@ -19,11 +19,14 @@ def note(text):
 
 
 class Progress:
-    """A bar on a terminal, else nothing. done: what happened to the bytes, as in "archived"."""
+    """A bar on a terminal, else nothing. done: what happened to the bytes, as in "archived". total: a number, or a function that is asked
+    for the bar alone.
+    """
 
     def __init__(self, done, total):
-        self.done, self.total, self.bytes = done, total, 0
         self.on = os.isatty(2)
+        self.done, self.bytes = done, 0
+        self.total = total if not callable(total) else total() if self.on else 0
         self.began = self.shown = time.monotonic()
 
     def add(self, count):

@@ -30,7 +30,7 @@ PAGE_BYTES = 4096
 
 
 def move(file, call, view, at):
-    """call(file, a part of the view, its offset) until all of it has moved, or a call moves nothing: how many bytes. Whole pages go
+    """call(file, a part of the view, its offset) until all has moved, or a call moves nothing: how many bytes. Whole pages go
     past the kernel's copies, if the file system and the memory allow that.
     """
     is_direct = len(view) >= DIRECT_BYTES_MIN and at % PAGE_BYTES == 0 and set_direct(file, True)

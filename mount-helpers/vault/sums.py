@@ -69,7 +69,7 @@ def is_zero(view):
 
 
 def sum64_of(raw_sum, data):
-    """That of data, a number, whose sum of 128 bits is known: the low half of that, unless data are so few that XXH3 takes another way."""
+    """The sum of 64 bits, a number, from that of 128: its low half, unless data are so few that XXH3 takes another way."""
     return int.from_bytes(raw_sum[8:], 'big') if len(data) > SHORT_BYTES_MAX else sum64(data)
 
 

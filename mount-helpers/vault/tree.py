@@ -5,8 +5,10 @@ tree must not change meanwhile. One thread.
 import collections
 import errno
 import fcntl
+import math
 import os
 import stat
+import time
 
 from entry import (DEPTH_MAX, DIRECTORY, FILE, HIDDEN, LINK, PATH_BYTES_MAX, PREFIX, SYMLINK, Entry, check_entry,
                    is_carried, os_text)
@@ -64,20 +66,28 @@ def next_content(fd, at, size):
         return size if e.errno == errno.ENXIO else at   # a file that knows no holes is content
 
 
-def read_behind(fd):
+def read_behind(handle):
     """True. Reads of a kept step wait for all others at the devices, and take no memory of the store from them."""
     try:
-        fcntl.ioctl(fd, _IOCTL_BACKGROUND)
+        fcntl.ioctl(handle.fd, _IOCTL_BACKGROUND)
     except OSError:
         pass                    # no kept step
     return True
 
 
-class Tree:
-    """items(): Entry, State, Want and Run. base: a kept step whose blocks are named and not read, or None."""
+def anew(handle):
+    """The same file, whose reads wait for no others."""
+    return Handle(os.open(f'/proc/self/fd/{handle.fd}', os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC))
 
-    def __init__(self, folder, base=None):
+
+class Tree:
+    """items(): Entry, State, Want and Run. base: a kept step whose blocks are named and not read, or None. behind_s: after so many seconds
+    reads wait for no others any more.
+    """
+
+    def __init__(self, folder, base=None, behind_s=math.inf):
         self.folder = folder
+        self.behind_until = time.monotonic() + behind_s
         self.sizes_only = False
         self.twins = Twins(base)
         self.first_paths = {}   # of files with several names
@@ -175,6 +185,10 @@ class Tree:
             if count:
                 yield Run(index, count, twin.path, twin.size, handle, size)
             else:
-                is_behind = is_behind or read_behind(handle.fd)
+                late = time.monotonic() >= self.behind_until
+                if is_behind and late:
+                    handle, is_behind = anew(handle), False
+                elif not is_behind and not late:
+                    is_behind = read_behind(handle)
                 yield Want(index, handle, at, min(BLOCK_BYTES, size - at), path)
             at += max(count, 1) * BLOCK_BYTES

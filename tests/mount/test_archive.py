@@ -292,3 +292,23 @@ def test_a_full_file_system_is_told_as_that(tmp_path):
         assert [f for _, _, files in os.walk(place) for f in files] == []
     finally:
         subprocess.run(['umount', '--lazy', place], check=True)
+
+
+def test_who_keeps_what_was_fetched_leaves_slots_for_calls(vault):
+    """A slot comes back with the last reference to any part of its memory, and not before."""
+    count = engine.SLOTS + 10
+    data = {f'seg/00000000/{i:04x}': os.urandom(10000 + i) for i in range(count)}
+    with engine.open(str(vault)) as e:
+        for key, value in data.items():
+            assert e.put_new(key, value)
+        held = [e.get(key, 0, len(value), lend=True) for key, value in data.items()]
+        program = e.program
+        assert program.lent == program.lent_max == engine.SLOTS - len(program.free) > 0
+        parts = [memory[5:] for memory in held]
+        del held
+        gc.collect()
+        assert program.lent == program.lent_max and e.put_new('seg/00000000/7000', b'another')
+        assert [bytes(part) for part in parts] == [value[5:] for value in data.values()]
+        del parts
+        gc.collect()
+        assert program.lent == 0 and len(program.free) == engine.SLOTS

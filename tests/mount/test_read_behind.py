@@ -13,6 +13,11 @@ from calls import fails, sync
 from conftest import BIN, MIB, run
 from test_digests import make_model
 from test_roots import command, word
+import engines  # noqa: F401 (finds the modules of vaults)
+
+from kept import Kept
+from reading import AHEAD, Buffers, Read, in_order
+import tree
 
 BACKGROUND = ord('h') << 8 | 7
 
@@ -69,6 +74,18 @@ def test_the_bytes_are_those_of_other_reads(model):
         for at, count in ((0, MIB), (4096, 8192), (5, 70_001), (len(expected) - 3, 100), (len(expected), 10)):
             assert os.pread(fd, count, at) == expected[at:at + count], (path, at)
         os.close(fd)
+
+
+def test_reads_that_take_too_long_wait_no_more(model, monkeypatch):
+    """Also in the middle of a file: a device without pauses must not make segments old before their manifest."""
+    point, asked = model.parent, []
+    monkeypatch.setattr(tree.time, 'monotonic', lambda: asked.append(1) or float(len(asked)))
+    before = {c: moved(point, c) for c in ('background', 'urgent')}
+    items = tree.Tree(Kept(model, '1').folder, behind_s=12).items()
+    blocks = [item.index for item in in_order(items, Buffers(AHEAD + 2)) if type(item) is Read and item.give() is None]
+    assert len(blocks) > 40
+    behind, urgent = (moved(point, c) - before[c] for c in ('background', 'urgent'))
+    assert 9 * MIB < behind < 14 * MIB and urgent > 25 * MIB
 
 
 def test_it_is_for_files_of_a_kept_step(model):
