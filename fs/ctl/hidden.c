@@ -13,6 +13,7 @@
  * Attributes derive from those of that inode, so that the kernel's permission check grants the rights for steering and
  * reading; ht_hidden_open checks again.
  */
+#include "fs/ctl/delta.h"
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/shard.h"
 
@@ -172,21 +173,46 @@ static uint64_t grad_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_
     return p && g ? ht_obj_size(d->obj) / p->bytes * g->bytes : 0;
 }
 
-uint64_t ht_hidden_redo_step(struct ht_ctl *c, uint64_t ino)
+/* The steps that a directory of kind has; last 0: none. */
+static void find_steps(struct ht_ctl *c, enum ht_hidden_kind kind, uint64_t root, uint64_t *out_first,
+                       uint64_t *out_last)
 {
-    struct ht_redo_steps s;
+    struct ht_delta_steps d = {.last = 0};
+    struct ht_redo_steps s = {.last = 0};
+    bool of_redo = kind == HT_HIDDEN_REDO || kind == HT_HIDDEN_REDO_DIR;
+    int rc = of_redo ? ht_optim_redo_steps(c->optim, root, &s) : ht_optim_delta_steps(c->optim, root, &d);
 
-    if (ht_optim_redo_steps(c->optim, ht_hidden_base(ino), &s) || !s.last)
+    *out_first = of_redo ? s.first : d.first;
+    *out_last = rc ? 0 : of_redo ? s.last : d.last;
+}
+
+uint64_t ht_hidden_step(struct ht_ctl *c, uint64_t ino)
+{
+    uint64_t first, last;
+
+    find_steps(c, ht_hidden_kind(ino), ht_hidden_base(ino), &first, &last);
+    uint64_t back = (last - ht_hidden_index(ino)) & 0xff;
+    return last && back <= last - first ? last - back : 0;
+}
+
+/* d: none. */
+static uint64_t delta_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+{
+    struct ht_delta_file *f;
+    uint64_t step = ht_hidden_step(c, ino);
+
+    if (!step || ht_delta_open(c, ht_hidden_base(ino), step, NULL, &f))
         return 0;
-    uint64_t back = (s.last - ht_hidden_index(ino)) & 0xff;
-    return back <= s.last - s.first ? s.last - back : 0;
+    uint64_t bytes = ht_delta_bytes(f);
+    ht_delta_close(f);
+    return bytes;
 }
 
 /* d: none. */
 static uint64_t redo_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
 {
     struct ht_optim_redo *r;
-    uint64_t step = ht_hidden_redo_step(c, ino);
+    uint64_t step = ht_hidden_step(c, ino);
 
     if (!step || ht_optim_redo_open(c->optim, ht_hidden_base(ino), step, &r))
         return 0;
@@ -234,8 +260,8 @@ static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
 
     if (!row->size)
         return 0;
-    if (row->size == redo_size)
-        return redo_size(c, ino, NULL);
+    if (row->size == redo_size || row->size == delta_size)
+        return row->size(c, ino, NULL);
     if (ht_ctl_describe(c, ht_hidden_base(ino), &d))
         return 0;
     size = row->size(c, ino, &d);
@@ -440,16 +466,14 @@ static int lookup_state(struct ht_ctl *c, uint64_t parent, const char *name, str
                                            : found(c, number_below(parent, row_of(parent)->entry, i, param), out_st);
 }
 
-static int lookup_redo(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
+static int lookup_step(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
-    uint64_t root = ht_hidden_base(dir);
-    struct ht_redo_steps s;
-    uint64_t step;
+    uint64_t root = ht_hidden_base(dir), step, first, last;
 
-    if (ht_parse_u64(name, strlen(name), &step) || *name == '0' || ht_optim_redo_steps(c->optim, root, &s) ||
-        step < s.first || step > s.last)
+    find_steps(c, ht_hidden_kind(dir), root, &first, &last);
+    if (ht_parse_u64(name, strlen(name), &step) || *name == '0' || step < first || step > last)
         return -ENOENT;
-    return found(c, number_of(HT_HIDDEN_REDO, step & 0xff, root), out_st);
+    return found(c, number_of(row_of(dir)->entry, step & 0xff, root), out_st);
 }
 
 static int lookup_kept(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
@@ -619,16 +643,16 @@ static int list_kept(struct ht_hidden_dir *d, uint64_t dir)
     return rc;
 }
 
-static int list_redo(struct ht_hidden_dir *d, uint64_t dir)
+static int list_steps(struct ht_hidden_dir *d, uint64_t dir)
 {
-    uint64_t root = ht_hidden_base(dir);
-    struct ht_redo_steps s;
+    uint64_t root = ht_hidden_base(dir), first, last;
     char name[24];
-    int rc = ht_optim_redo_steps(d->ctl->optim, root, &s);
+    int rc = 0;
 
-    for (uint64_t step = s.first; !rc && s.last && step <= s.last; step++) {
+    find_steps(d->ctl, ht_hidden_kind(dir), root, &first, &last);
+    for (uint64_t step = first; !rc && last && step <= last; step++) {
         snprintf(name, sizeof(name), "%llu", (unsigned long long)step);
-        rc = list_one(d, name, number_of(HT_HIDDEN_REDO, step & 0xff, root), S_IFREG);
+        rc = list_one(d, name, number_of(row_of(dir)->entry, step & 0xff, root), S_IFREG);
     }
     return rc;
 }
@@ -705,6 +729,7 @@ void ht_hidden_closedir_all(struct ht_ctl *c)
 #define DIR_MODE .mode = S_IFDIR, .mask = 0555
 #define NAMED .lookup = lookup_named, .list = list_named
 #define PARAMS(kind) DIR_MODE, .lookup = lookup_param, .list = list_params, .entry = (kind)
+#define STEPS(kind) .lookup = lookup_step, .list = list_steps, .entry = (kind)
 #define STATES(kind) .mode = S_IFDIR, .bits = search_bits, .lookup = lookup_state, .list = list_states, .entry = (kind)
 
 static const struct row rows[HT_HIDDEN_KINDS] = {
@@ -712,6 +737,8 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_DIR] = {DIR_MODE, NAMED},
     [HT_HIDDEN_BACKGROUND] = {"background", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_CTL] = {"ctl", HT_HIDDEN_DIR, EVERYWHERE, .mode = S_IFREG, .bits = steer_bits},
+    [HT_HIDDEN_DELTA_DIR] = {"delta", HT_HIDDEN_DIR, IN_LIVING, DIR_MODE, STEPS(HT_HIDDEN_DELTA)},
+    [HT_HIDDEN_DELTA] = {TEXT_MODE, .size = delta_size},
     [HT_HIDDEN_DEVICES] = {"devices", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_EVENTS] = {"events", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
     [HT_HIDDEN_GATHER] = {"gather", HT_HIDDEN_DIR, IN_LIVING, FILE_MODE},
@@ -723,8 +750,7 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_ORTHO_DIR] = {"ortho", HT_HIDDEN_DIR, IN_MODEL, PARAMS(HT_HIDDEN_ORTHO)},
     [HT_HIDDEN_ORTHO] = {.mode = S_IFREG, .mask = 0222, .size = ortho_size},
     [HT_HIDDEN_PLAN] = {"plan", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
-    [HT_HIDDEN_REDO_DIR] = {"redo", HT_HIDDEN_DIR, IN_LIVING, .mode = S_IFDIR | 0500, .lookup = lookup_redo,
-                            .list = list_redo},
+    [HT_HIDDEN_REDO_DIR] = {"redo", HT_HIDDEN_DIR, IN_LIVING, .mode = S_IFDIR | 0500, STEPS(HT_HIDDEN_REDO)},
     [HT_HIDDEN_REDO] = {PRIVATE_MODE, .size = redo_size},
     [HT_HIDDEN_ROOTS] = {"roots", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_SHARD_DIR] = {"shard", HT_HIDDEN_DIR, IN_ROOT, DIR_MODE, .lookup = lookup_rank, .list = list_ranks},

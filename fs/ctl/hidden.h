@@ -11,6 +11,7 @@
  *     background  devices  roots    of the mount's root: JSON Lines
  *     kept                 of a model root's directory: its kept steps as JSON Lines
  *     redo/STEP            of a model root's directory, for its owner and root: a logged step
+ *     delta/STEP           of a model root's directory: what a step has changed (delta.h)
  *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
  *     shard/<r>of<R>/      of a model root's directory: param/P, grad/P and state/P/NAME, the blocks of rank r alone
  *     gather               of a model root's directory: many parameters and gradients as one file (gather.h)

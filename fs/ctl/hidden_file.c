@@ -6,6 +6,7 @@
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
  * command, which is why such calls WAIT.
  */
+#include "fs/ctl/delta.h"
 #include "fs/ctl/feed.h"
 #include "fs/ctl/gather.h"
 #include "fs/ctl/hidden_priv.h"
@@ -55,6 +56,7 @@ struct ht_hidden_file {
     struct ht_buf text;
     struct ht_feed *feed;
     struct ht_optim_redo *redo;
+    struct ht_delta_file *delta;
     struct ht_gather *gather;
 };
 
@@ -309,7 +311,7 @@ static ssize_t read_stats(struct ht_hidden_file *f, uint64_t off, void *buf, siz
 
 static int open_redo(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    uint64_t step = ht_hidden_redo_step(f->ctl, f->ino);
+    uint64_t step = ht_hidden_step(f->ctl, f->ino);
 
     return step ? ht_optim_redo_open(f->ctl->optim, ht_hidden_base(f->ino), step, &f->redo) : -ENOENT;
 }
@@ -322,6 +324,26 @@ static void close_redo(struct ht_hidden_file *f)
 static ssize_t read_redo(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
     return ht_optim_redo_read(f->redo, off, buf, len);
+}
+
+/* No mode keeps root from opening it for writing. */
+static int open_delta(struct ht_hidden_file *f, const struct ht_caller *caller)
+{
+    uint64_t step = ht_hidden_step(f->ctl, f->ino);
+
+    if ((f->flags & O_ACCMODE) != O_RDONLY)
+        return -EACCES;
+    return step ? ht_delta_open(f->ctl, ht_hidden_base(f->ino), step, caller, &f->delta) : -ENOENT;
+}
+
+static void close_delta(struct ht_hidden_file *f)
+{
+    ht_delta_close(f->delta);
+}
+
+static ssize_t read_delta(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    return ht_delta_read(f->delta, off, buf, len);
 }
 
 static int open_gather(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -520,6 +542,7 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_CTL] = {open_session, close_session, read_session, write_session, flush_session,
                        LANES(CTL_SESSION, CTL_SESSION, CTL_SESSION), .traffic = HT_TRAFFIC_OTHER},
     [HT_HIDDEN_STATS] = {open_stats, close_stats, read_stats, NO_LANES},
+    [HT_HIDDEN_DELTA] = {open_delta, close_delta, read_delta, NO_LANES},
     [HT_HIDDEN_REDO] = {open_redo, close_redo, read_redo, NO_LANES},
     [HT_HIDDEN_BACKGROUND] = {.feed = ht_background_feed_open, NO_LANES},
     [HT_HIDDEN_DEVICES] = {.feed = ht_device_feed_open, NO_LANES},

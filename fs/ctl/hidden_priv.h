@@ -34,6 +34,8 @@ enum ht_hidden_kind {
     HT_HIDDEN_UPDATE,     /* .hitrain/update/P; base: P */
     HT_HIDDEN_ORTHO_DIR,  /* .hitrain/ortho; base: its directory */
     HT_HIDDEN_ORTHO,      /* .hitrain/ortho/P; base: P */
+    HT_HIDDEN_DELTA_DIR,  /* .hitrain/delta; base: the model root's directory, as in the next */
+    HT_HIDDEN_DELTA,      /* .hitrain/delta/STEP; index: STEP modulo 256 */
 
     /* These also have a rank, and the number of ranks. */
     HT_HIDDEN_SHARD_RANK,      /* .hitrain/shard/<r>of<R>; base: the model root's directory */
@@ -46,7 +48,7 @@ enum ht_hidden_kind {
     HT_HIDDEN_SHARD_STATE,     /* .../state/P/NAME; index: which NAME */
     HT_HIDDEN_KINDS,
 };
-static_assert(HT_REDO_READABLE_MAX < 256, "the index tells readable steps apart");
+static_assert(HT_REDO_READABLE_MAX < 256 && HT_DELTAS_MAX < 256, "the index tells readable steps apart");
 enum { HT_HIDDEN_STATES_MAX = 255 };
 
 /* A number that is none has the kind 0. */
@@ -69,7 +71,7 @@ int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_de
 /* The inode whose permissions rule over a hidden one. */
 uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino);
 /* The number of the readable step of such an inode; 0: there is none any more. */
-uint64_t ht_hidden_redo_step(struct ht_ctl *c, uint64_t ino);
+uint64_t ht_hidden_step(struct ht_ctl *c, uint64_t ino);
 void ht_hidden_closedir_all(struct ht_ctl *c);
 
 #endif

@@ -189,6 +189,7 @@ static const struct row rows[] = {
     ROOT("logged_bytes", GAUGE, root.logged_bytes, "Bytes of logged steps, with those that are kept for readers."),
     ROOT("redo_reserved_bytes", GAUGE, root.redo_reserved_bytes,
          "Space reserved for the gradients of the steps until the next full one."),
+    ROOT("delta_bytes", GAUGE, root.delta_bytes, "Bytes of the changes that the last steps left for readers."),
     ROOT("replay_steps", GAUGE, root.replay_steps, "Logged steps that are being computed again."),
     ROOT("replay_steps_left", GAUGE, root.replay_steps_left, "Of these, the steps to come."),
     ROOT("replay_seconds_left", GAUGE, root.replay_seconds_left,

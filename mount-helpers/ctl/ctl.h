@@ -65,6 +65,7 @@ int ht_cmd_reset(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_delta(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);

@@ -253,6 +253,9 @@ static const struct command {
      "Drops kept steps, and the space that they alone have. A model root that has any cannot be\n"
      "removed, and keeps its optimizer.\n\n"
      "  --all            all kept steps of ROOT\n"},
+    {"delta", "ROOT STEP > FILE", NULL, ht_cmd_delta, ROOT_STEP, 0,
+     "Prints what a step of the model root ROOT has changed, as a safetensors file: NAME.indices and NAME.values of each\n"
+     "parameter. With delta=on the last delta_keep steps have it.\n\n"},
     {"verify", "ROOT STEP [--digest=DIGEST] [--json]", NULL, NULL, NONE, 0,
      "Reads a kept step, which verifies its checksums, and prints its digest. The same step has the same digest in\n"
      "every store. Fails if the store has computed another one in the background.\n\n"

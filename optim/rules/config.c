@@ -52,6 +52,10 @@ static const struct word words[] = {
     {"state_bits_min", COUNT, FIELD(state_bits_min), 0, UINT32_MAX, false, "a whole number from 0 to 4294967295"},
     {"redo_keep", COUNT, FIELD(redo_keep), 0, HT_REDO_KEEP_MAX, false, "a whole number from 0 to 128 (0: none)"},
     {"redo", CHOICE, FIELD(redo), 0, 1, false, "off or on", "off on"},
+    {"delta", CHOICE, FIELD(delta), 0, 1, false, "off or on", "off on"},
+    {"delta_keep", COUNT, FIELD(delta_keep), 1, HT_DELTA_KEEP_MAX, false, "a whole number from 1 to 128"},
+    {"delta_max", NUMBER, FIELD(delta_max), 0, 1, false, "a number from 0 to 1"},
+    {"delta_dtype", CHOICE, FIELD(delta_bf16), 0, 1, false, "same or bf16", "same bf16"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
     {"frozen", FLAG, FIELD(frozen), 0, 1, false, "0 or 1"},
@@ -70,7 +74,7 @@ static const struct word words[] = {
 /* Beside those of the rule. */
 static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
                                    "accumulate accumulate_mode retain retain_every retain_must redo redo_keep "
-                                   "state_bits state_bits_min";
+                                   "state_bits state_bits_min delta delta_keep delta_max delta_dtype";
 
 /* The same, of a section of a parameter. */
 static const char section_words[] = "maximize frozen missed";

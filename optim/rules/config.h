@@ -50,6 +50,10 @@ struct ht_optim_config {
     uint32_t retain_every;   /* a commit keeps its step if it is the first from a multiple of this on; default 1 */
     bool retain_must;        /* a commit that cannot keep its step fails */
     uint32_t redo_keep;      /* logged steps that stay readable; default 0 */
+    bool delta;              /* steps leave the elements that they change (state/delta.h) */
+    bool delta_bf16;         /* of f32 the elements whose rounding to bf16 changes */
+    uint32_t delta_keep;     /* the last so many steps; default 8 */
+    double delta_max;        /* unless a step changes more than this part of all elements; default 1/16 */
     bool redo;               /* a step is durable when its gradients are; every durable_every-th publishes all */
     bool frozen;             /* of a section (sections.h): its elements and state stay; in 8 bits it has whole blocks */
     uint32_t missed;         /* of a section: so many steps of the parameter did not count for it */
@@ -59,7 +63,13 @@ struct ht_optim_config {
     struct ht_muon_split muon_split;
     struct ht_matrix matrix; /* of a parameter or block of muon: no word, but from its shape */
 };
-enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536, HT_REDO_KEEP_MAX = 128 };
+enum {
+    HT_OPTIM_CONFIG_TEXT_MAX = 1024,
+    HT_OPTIM_ERROR_MAX = 256,
+    HT_ACCUMULATE_MAX = 65536,
+    HT_REDO_KEEP_MAX = 128,
+    HT_DELTA_KEEP_MAX = 128
+};
 /*
  * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0
  * maximize=0". Omitted words have the defaults of the torch.optim class of that name (rules/ has formulas and words).

@@ -14,8 +14,9 @@ struct ht_element {
 };
 
 /* The rule of a file, which files of kernels do not use; and the words with the same default in all rules. */
-#define HT_COMMON_DEFAULTS \
-    .durable_every = 1, .retain_every = 1, .grad_scale = 1, .accumulate = 1, .state_bits = 32, .state_bits_min = 4096
+#define HT_COMMON_DEFAULTS                                                                                             \
+    .durable_every = 1, .retain_every = 1, .grad_scale = 1, .accumulate = 1, .state_bits = 32, .state_bits_min = 4096, \
+    .delta_keep = 8, .delta_max = 0.0625
 #define HT_RULE static const struct ht_rule __attribute__((unused))
 
 /* For rules whose weight decay is apart from the gradient: both are finite, their product may not be. */

@@ -120,6 +120,16 @@ enum { HT_PANEL = 16 };
 typedef void (*ht_matmul_fn)(float *c, const float *a, size_t a_wide, const float *b, size_t columns, size_t rows,
                              size_t inner, float *panel);
 
+/*
+ * Which of n elements of two arrays, of `bytes` (2 or 4) each, have other bits: place gets their numbers plus first, in
+ * ascending order, and value their bytes in `is`. Returns how many. first + n is at most 65536; place and value have
+ * room for n elements, and nothing is written behind the last one.
+ */
+typedef size_t (*ht_changed_fn)(const void *was, const void *is, size_t bytes, size_t n, uint32_t first,
+                                uint16_t *place, void *value);
+/* n elements of f32, rounded to bf16. */
+typedef void (*ht_halve_fn)(uint16_t *half, const float *x, size_t n);
+
 struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     const char *name; /* of the instruction set */
     ht_add_fn add;
@@ -128,6 +138,8 @@ struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     ht_part_fn part;
     ht_stir_fn stir;
     ht_matmul_fn matmul;
+    ht_changed_fn changed;
+    ht_halve_fn halve;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };
 extern const struct ht_kernels ht_kernels_scalar;

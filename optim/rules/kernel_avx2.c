@@ -97,6 +97,44 @@ static uint64_t stir_avx2(const struct ht_scalars *s, float *m, const void *g, u
         ht_kernels_scalar.stir(s, m + done, tail, dtype, u + done, n - done);
 }
 
+/* 32 bytes at a time: in most of them nothing has changed. */
+HT_LANES_FN size_t changed_all(const uint8_t *was, const uint8_t *is, size_t bytes, size_t n, uint32_t first,
+                               uint16_t *place, uint8_t *value)
+{
+    const uint32_t element = (1u << bytes) - 1;
+    size_t per_load = sizeof(__m256i) / bytes, count = 0, i = 0;
+
+    for (; i + per_load <= n; i += per_load) {
+        __m256i a = _mm256_loadu_si256((const void *)(was + i * bytes));
+        __m256i b = _mm256_loadu_si256((const void *)(is + i * bytes));
+        __m256i same = bytes == 2 ? _mm256_cmpeq_epi16(a, b) : _mm256_cmpeq_epi32(a, b);
+        uint32_t differ = ~(uint32_t)_mm256_movemask_epi8(same);
+        while (differ) {
+            unsigned at = (unsigned)__builtin_ctz(differ);
+            size_t e = i + at / bytes;
+            differ &= ~(element << at);
+            place[count] = (uint16_t)(first + e);
+            memcpy(value + count++ * bytes, is + e * bytes, bytes);
+        }
+    }
+    return changed_one_by_one(was, is, bytes, i, n, first, place, value, count);
+}
+
+static size_t changed_avx2(const void *was, const void *is, size_t bytes, size_t n, uint32_t first, uint16_t *place,
+                           void *value)
+{
+    return bytes == 2 ? changed_all(was, is, 2, n, first, place, value)
+                      : changed_all(was, is, 4, n, first, place, value);
+}
+
+static void halve_avx2(uint16_t *half, const float *x, size_t n)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+
+    halve_all(half, x, n);
+    ht_kernels_scalar.halve(half + done, x + done, n - done);
+}
+
 #define ROW(number, rule, states) [number] = rule##_avx2,
 const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .add = add_avx2,
@@ -105,6 +143,8 @@ const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .part = part_avx2,
                                            .stir = stir_avx2,
                                            .matmul = matmul_all,
+                                           .changed = changed_avx2,
+                                           .halve = halve_avx2,
                                            .fn = {HT_KERNELS(ROW)}};
 
 HT_CODECS(avx2)

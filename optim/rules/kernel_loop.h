@@ -236,6 +236,26 @@ HT_LANES_FN bool part_all(uint16_t *low, const float *master, const uint16_t *p,
     return ties;
 }
 
+/* As many elements as fill lanes wholly. */
+HT_LANES_FN void halve_all(uint16_t *half, const float *x, size_t n)
+{
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES)
+        lanes_store_halves(half + i, lanes_load_f32(x + i), HT_DTYPE_BF16);
+}
+
+/* Elements from i on, one by one; count of those before have changed. */
+HT_LANES_FN size_t changed_one_by_one(const uint8_t *was, const uint8_t *is, size_t bytes, size_t i, size_t n,
+                                      uint32_t first, uint16_t *place, uint8_t *value, size_t count)
+{
+    for (; i < n; i++) {
+        if (!memcmp(was + i * bytes, is + i * bytes, bytes))
+            continue;
+        place[count] = (uint16_t)(first + i);
+        memcpy(value + count++ * bytes, is + i * bytes, bytes);
+    }
+    return count;
+}
+
 /* Adds the eight lanes of a sum. */
 HT_LANES_FN double add_up(const double lane[8])
 {

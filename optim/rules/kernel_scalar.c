@@ -19,6 +19,13 @@ static double sum_squares_scalar(const void *g, uint8_t dtype, size_t n, uint64_
     return add_up(lane);
 }
 
+static size_t changed_scalar(const void *was, const void *is, size_t bytes, size_t n, uint32_t first, uint16_t *place,
+                             void *value)
+{
+    return bytes == 2 ? changed_one_by_one(was, is, 2, 0, n, first, place, value, 0)
+                      : changed_one_by_one(was, is, 4, 0, n, first, place, value, 0);
+}
+
 #define ROW(number, rule, states) [number] = rule##_scalar,
 const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .add = add_by_gradient,
@@ -27,6 +34,8 @@ const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .part = part_all,
                                              .stir = stir_by_gradient,
                                              .matmul = matmul_all,
+                                             .changed = changed_scalar,
+                                             .halve = halve_all,
                                              .fn = {HT_KERNELS(ROW)}};
 
 HT_CODECS(scalar)

@@ -52,6 +52,7 @@ enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 
 struct ht_kernels;
 struct ht_codecs;
+struct ht_delta_writer;
 
 /* Of a root over its parameters: those that have state, and whose file is there. */
 struct ht_totals {
@@ -62,6 +63,7 @@ struct ht_worker {
     struct ht_optim *o;
     pthread_t thread;
     bool started;
+    struct ht_delta_writer *delta; /* owned; NULL: has noted no changes yet (step/delta.c) */
     int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
 };
 

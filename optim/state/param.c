@@ -175,6 +175,7 @@ void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
     if (p->gone)
         return;
     p->gone = true;
+    ht_opt_delta_cut(p->root);
     ht_opt_cancel(p);
     if (p->cur.exists && ht_opt_state_load(p))
         ht_opt_state_not_deleted(p);
@@ -272,6 +273,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     if (!rc) {
         rc = reset_param(p);
         p->root->redo.gap |= !rc;
+        ht_opt_delta_cut(p->root);
         if (!rc)
             ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
         ht_opt_gate_leave(p->root);

@@ -180,6 +180,7 @@ void ht_opt_abort(void *ctx, uint64_t scope)
         }
         r->publications++;
         r->config = r->published_config;
+        ht_opt_delta_cut(r);
         r->redo.gap = r->redo.renamed = r->redo.full = false;
         o->words_changes++;
         o->form_changes++;

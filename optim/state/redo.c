@@ -366,4 +366,5 @@ void ht_opt_redo_renamed(struct ht_root *root)
     redo->gap = redo->renamed = true;
     redo->continued = false;
     ht_opt_redo_cut(root);
+    ht_opt_delta_cut(root);
 }

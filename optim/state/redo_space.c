@@ -137,7 +137,7 @@ uint64_t ht_opt_redo_could_give(void *ctx)
     struct ht_optim *o = ctx;
 
     lock(o);
-    uint64_t bytes = ht_opt_redo_spare_aside(o);
+    uint64_t bytes = ht_opt_redo_spare_aside(o) + ht_opt_deltas_could_give(o);
     ht_list_for_each(pos, &o->roots) {
         const struct ht_redo *redo = &ht_list_entry(pos, struct ht_root, all)->redo;
         for (size_t i = 0; i < redo->held_count; i++)
@@ -155,7 +155,8 @@ uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes)
     bool any = false;
 
     lock(o);
-    uint64_t given = shrink_aside(o, bytes);
+    uint64_t given = ht_opt_deltas_give_up(o, bytes);
+    given += given < bytes ? shrink_aside(o, bytes - given) : 0;
     unlock(o);
     while (given < bytes) {
         lock(o);

@@ -76,6 +76,7 @@ void ht_opt_root_put_locked(struct ht_root *r)
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
     r->o->meta_bytes -= sizeof(*r);
     ht_opt_redo_free(r);
+    ht_opt_delta_free(r);
     ht_opt_reopened(r);
     free(r);
 }
@@ -251,6 +252,7 @@ static void take_config(struct ht_root *r, const struct ht_optim_config *config)
     r->configured = true;
     ht_opt_redo_trim(r);
     ht_opt_redo_set_aside(r);
+    ht_opt_delta_trim(r);
 }
 
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config, struct ht_tx *tx)
@@ -344,6 +346,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     ht_opt_redo_delete(r, false, tx);
     ht_opt_redo_end_aside(r);
     ht_opt_redo_cut(r);
+    ht_opt_delta_cut(r);
     r->redo.failed = 0;
     ht_opt_reopened(r);
     r->redo.gap = r->redo.renamed = r->redo.full = false;
@@ -447,6 +450,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .logged_steps = r->redo.steps,
         .logged_bytes = ht_opt_redo_bytes(r),
         .redo_reserved_bytes = r->redo.aside_bytes,
+        .delta_bytes = ht_opt_delta_bytes(r),
         .replay_steps = progress.steps,
         .replay_steps_left = progress.left,
         .replay_seconds_left = progress.seconds_left,
@@ -501,6 +505,7 @@ int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
     else {
         r->step = step;
         r->redo.gap = true;
+        ht_opt_delta_cut(r);
     }
     unlock(o);
     return rc;

@@ -45,6 +45,7 @@ void ht_opt_step_opens(struct ht_root *root)
         root->latched.partial = true;
     }
     ht_opt_redo_open(root);
+    ht_opt_delta_opens(root);
 }
 
 /* -------------------------------------------------------------------- verdict */

@@ -9,6 +9,7 @@
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
+#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 /* What the boundary asks for of each parameter with a gradient. */
@@ -184,6 +185,7 @@ static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_O
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
         bool skipped = root->skipping;
         ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
+        ht_opt_delta_end(root);
     }
     if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
         rc = ht_opt_convert(root);

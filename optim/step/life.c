@@ -267,6 +267,7 @@ void ht_optim_stop(struct ht_optim *o)
     ht_list_for_each(pos, &o->roots) {
         ht_opt_redo_reset(ht_list_entry(pos, struct ht_root, all));
         ht_opt_redo_cut(ht_list_entry(pos, struct ht_root, all));
+        ht_opt_delta_cut(ht_list_entry(pos, struct ht_root, all));
         ht_opt_redo_end_aside(ht_list_entry(pos, struct ht_root, all));
     }
     ht_opt_redo_end_room(o);
@@ -288,6 +289,7 @@ static void free_optim(void *p)
         struct ht_root *r = ht_list_entry(o->roots.next, struct ht_root, all);
         ht_list_del(&r->all);
         ht_opt_redo_free(r);
+        ht_opt_delta_free(r);
         ht_opt_reopened(r);
         free(r);
     }

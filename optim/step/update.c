@@ -25,14 +25,16 @@
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
+#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 struct job {
     struct ht_range *range; /* NULL: free */
     struct ht_batch_pin pin;
     bool begun, summed;
-    bool second;   /* phase of a step in two: the orthogonalised update takes the place of the gradient */
-    unsigned work; /* enum ht_range_work */
+    struct ht_worker *notes; /* who notes what the update changes; NULL: nobody */
+    bool second;             /* phase of a step in two: the orthogonalised update takes the place of the gradient */
+    unsigned work;           /* enum ht_range_work */
     int err;
     uint64_t elements, added, nonfinite;
     struct ht_trace_mark mark;
@@ -125,8 +127,9 @@ static bool uses_state(const struct job *j, unsigned s)
  * Names all chunks of the range: the parameter's first, then state by state, what is to be orthogonalised, the sum of
  * gradients, the gradient's.
  */
-static void describe_job(struct job *j, struct ht_optim *o)
+static void describe_job(struct job *j, struct ht_worker *w)
 {
+    struct ht_optim *o = w->o;
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
     /* A sum is logged between its last addition and the update. */
@@ -136,7 +139,14 @@ static void describe_job(struct job *j, struct ht_optim *o)
     lock(o);
     /* Will the open step be published when it ends, or is it the last one of a part that a replay computes? */
     bool final = p->root->undurable + 1 >= p->root->config.durable_every || ht_opt_redo_ends_part(p->root);
+    bool notes = update && p->root->deltas && p->root->deltas->recording;
     unlock(o);
+    j->notes = notes && ht_opt_delta_writer_make(w) ? w : NULL;
+    if (notes && !j->notes) {
+        lock(o);
+        ht_opt_delta_lose(p->root);
+        unlock(o);
+    }
     j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
     j->work = work;
     j->second = r->stirred;
@@ -365,6 +375,22 @@ static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64
     return n;
 }
 
+/*
+ * Runs the kernel on n elements from e on. The bits that the parameter has before are here for a moment, in the cache.
+ */
+static void run_kernel(struct job *j, const struct ht_scalars *s, const struct ht_update *arrays, uint64_t e,
+                       uint64_t n)
+{
+    const struct ht_param *p = j->range->param;
+    uint8_t was[HT_FORM_WINDOW * sizeof(float)];
+
+    if (j->notes)
+        memcpy(was, arrays->p, n * p->shape.p_bytes);
+    j->nonfinite += p->o->kernels->fn[s->kernel](s, arrays, n);
+    if (j->notes)
+        ht_opt_delta_note(j->notes, p, (uint64_t)j->range->index * p->shape.range_elements + e, was, arrays->p, n);
+}
+
 /* w: the window that has all elements from e to end; NULL: all is f32. */
 static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_t end)
 {
@@ -382,9 +408,11 @@ static void update_elements(struct job *j, struct window *w, uint64_t e, uint64_
             plain.maximize = false;
             numbers = &plain;
         }
+        if (j->notes)
+            n = ht_min_u64(n, HT_FORM_WINDOW);
         n = run_at(j, w, e, e + n, &arrays);
         if (numbers)
-            j->nonfinite += p->o->kernels->fn[numbers->kernel](numbers, &arrays, n);
+            run_kernel(j, numbers, &arrays, e, n);
         e += n;
     }
 }
@@ -423,6 +451,8 @@ static void update_range(struct job *j)
     }
     if (windows)
         update_windows(j);
+    if (j->notes)
+        ht_opt_delta_end_piece(j->notes);
 }
 
 /* The first phase. The range is covered wholly. */
@@ -693,15 +723,16 @@ static void end_job(struct job *j, uint64_t ns)
 
 /* ------------------------------------------------------------------ worker */
 
-static void take_second(struct ht_worker *w, struct job *j)
+static void take_second(struct ht_worker *w, const struct job *now, struct job *j)
 {
     lock(w->o);
     j->range = ht_opt_take_range(w->o, w->numa_index, true);
     unlock(w->o);
     if (!j->range)
         return;
-    describe_job(j, w->o);
-    begin_job(j, true);
+    describe_job(j, w);
+    if (ht_opt_delta_may_begin(w, now->notes, now->range->param->root, j->range->param->root))
+        begin_job(j, true);
 }
 
 /* Updates one range, and starts the reads of the next one in between. */
@@ -714,9 +745,11 @@ static void update_job(struct ht_worker *w, struct job *now, struct job *next)
         begin_job(now, false);
     if (now->begun && !now->err)
         now->err = ht_batch_pin_wait(&now->pin);
-    take_second(w, next);
+    take_second(w, now, next);
     if (now->begun)
         run_job(now);
+    if (!next->begun)
+        ht_opt_delta_flush(w);
     end_job(now, ht_now_ns() - start);
 }
 
@@ -733,8 +766,10 @@ void *ht_opt_worker_main(void *arg)
         struct job *now = &job[at];
         if (!now->range) {
             now->range = ht_opt_wait_for_range(w->o, w->numa_index);
-            if (!now->range)
+            if (!now->range) {
+                ht_opt_delta_writer_free(w);
                 return NULL;
+            }
             if ((now->range->work & (HT_WORK_LOG | HT_WORK_ADD)) == HT_WORK_LOG) {
                 ht_opt_redo_log(now->range);
                 now->range = NULL;
@@ -746,7 +781,7 @@ void *ht_opt_worker_main(void *arg)
                 continue;
             }
             now->begun = false;
-            describe_job(now, w->o);
+            describe_job(now, w);
         }
         update_job(w, now, &job[at ^ 1]);
     }

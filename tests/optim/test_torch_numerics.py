@@ -41,7 +41,7 @@ class Update(ctypes.Structure):
 
 class Kernels(ctypes.Structure):
     """struct ht_kernels"""
-    _fields_ = [('name', ctypes.c_char_p)] + [(n, ctypes.c_void_p) for n in ('add', 'sum_squares', 'join', 'part', 'stir', 'matmul')] + [
+    _fields_ = [('name', ctypes.c_char_p)] + [(n, ctypes.c_void_p) for n in ('add', 'sum_squares', 'join', 'part', 'stir', 'matmul', 'changed', 'halve')] + [
         ('fn', ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(Update), ctypes.c_size_t) * KERNELS)]
 
 

@@ -37,7 +37,8 @@ void ht_obj_put(struct ht_obj *obj);
 
 /*
  * Deletes, inside a transaction. In scope 0 the deletion is put into tx; in a scope it is pending until
- * the scope is committed or ends. The content is freed with the last reference. Never fails.
+ * the scope is committed or ends. The content is freed with the last reference. Never fails. A scratch object may be
+ * deleted at any time, with tx NULL: its references keep it, and who has one reads and writes it.
  */
 void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
 /* Memory that the first chunk takes to have so many bytes, as programs read and write it: a power of two. */

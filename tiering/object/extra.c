@@ -80,6 +80,7 @@ int ht_obj_set_derived(struct ht_obj *o, bool edited)
     if (!rc && !o->extra->derived) {
         ht_obj_extra(o)->derived = true;
         ht_obj_extra(o)->edited = edited || o->extra->may_be_dirty;
+        o->scope->edits += edited;
     }
     ht_store_unlock(o->s);
     return rc;

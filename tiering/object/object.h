@@ -9,6 +9,7 @@
 #include "tiering/base/list.h"
 #include "tiering/base/pool.h"
 #include "tiering/object/chunk.h"
+#include "tiering/object/scope.h"
 
 struct ht_store;
 struct ht_scope;
@@ -130,8 +131,17 @@ void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(H
 /* Its content is changed otherwise than through a batch pin. */
 static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (o->extra->derived && !o->extra->edited)
-        ht_obj_extra(o)->edited = true;
+    if (!o->extra->derived)
+        return;
+    ht_obj_extra(o)->edited = true;
+    o->scope->edits++;
+}
+
+/* Programs stored into its shared memory until now, maybe also since the last call. */
+static inline void ht_obj_note_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->extra->derived)
+        o->scope->edits++;
 }
 
 /* The compiler would compute with bit-fields in their own width. */

@@ -24,6 +24,7 @@ struct ht_scope {
         unsigned users;           /* threads that have it while they let the lock go */
         uint64_t objects;         /* in memory */
         uint64_t edits_published; /* ht_scope_edits_published */
+        uint64_t edits;           /* ht_scope_edits */
         uint64_t found_bytes;     /* of records for objects and chunks that became unpublished, ever */
         struct ht_list touched;   /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;

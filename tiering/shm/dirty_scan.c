@@ -116,6 +116,7 @@ static void end_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     int none = x->shm_reserve ? ht_obj_set_rewrite_reserve(o, 0, NULL) : 0; /* giving back cannot fail */
     (void)none;
     x->may_be_dirty = x->shm_reserve = false;
+    ht_obj_note_stores(o);
 }
 
 static bool is_more(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)

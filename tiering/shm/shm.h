@@ -31,6 +31,8 @@ void ht_shm_regrow(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 void ht_shm_trim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /* Puts all objects of the scope that may have been changed unseen onto its list. */
 void ht_shm_touch(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+/* Counts an edit for each object of the scope into which programs may store (ht_scope_edits). */
+void ht_shm_note_stores(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
 /* Of any object: frees the memory, which holds no images. */
 void ht_shm_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -23,6 +23,7 @@
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
+#include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -453,6 +454,16 @@ uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope)
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     uint64_t edits = sc ? sc->edits_published : 0;
+    ht_store_unlock(s);
+    return edits;
+}
+
+uint64_t ht_scope_edits(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    ht_shm_note_stores(s, scope);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    uint64_t edits = sc ? sc->edits : 0;
     ht_store_unlock(s);
     return edits;
 }

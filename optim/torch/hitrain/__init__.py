@@ -43,11 +43,12 @@ hitrain.megatron       the distributed optimizer of Megatron-LM, miles and verl
 """
 from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
 from hitrain.optim import *  # noqa: F401, F403
+from hitrain._deltas import Delta, deltas
 from hitrain._need import store_bytes
 from hitrain._offload import init_empty, materialize, microbatches, offload
 from hitrain.store import Store, StoreError
 from hitrain.optim import __all__ as _optimizers
 
-__all__ = [*_optimizers, 'Store', 'StoreError', 'init_empty', 'materialize', 'microbatches', 'offload', 'store_bytes']
+__all__ = [*_optimizers, 'Delta', 'Store', 'StoreError', 'deltas', 'init_empty', 'materialize', 'microbatches', 'offload', 'store_bytes']
 
 __version__ = '0.1.0'

@@ -49,6 +49,9 @@ class Base(torch.optim.Optimizer):
     durable_every: int
     redo: bool
     redo_keep: int
+    deltas: int
+    delta_max: float
+    delta_dtype: Optional[torch.dtype]
     retain: int
     retain_every: int
     max_grad_norm: float  # these four: of the whole step; like hyper-parameters they may be changed at any time

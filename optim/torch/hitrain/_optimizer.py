@@ -44,6 +44,9 @@ class Optimizer(Making):
     redo           True, with durable_every=N above 1: each step is durable when step() returns, because the store logs its
                    gradients, or their sums; parameters and state are written in every N-th step alone
     redo_keep      with redo: the last so many steps, at most 128, stay readable, for a copy that `hitrainctl restore --follow` keeps
+    deltas         the last so many steps, at most 128, leave the elements that they changed: hitrain.deltas() reads them
+    delta_max      a step that changes more than this part of all elements leaves none, and readers take the model
+    delta_dtype    torch.bfloat16: of f32 files the elements whose rounding to bf16 changed, and that; None: as the files are
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
                    0: do not. `grad_norm` is the norm of the last step
     grad_scale     the number that the loss was multiplied by: gradients are divided by it
@@ -116,6 +119,7 @@ class Optimizer(Making):
     def __init__(self, params: Iterable[Any], root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, redo: bool = False, redo_keep: int = 0,
+                 deltas: int = 0, delta_max: float = 0.0625, delta_dtype: Optional[torch.dtype] = None,
                  max_grad_norm: float = 0.0, grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, pack: int = 0, shard: Optional[Shard] = None,
                  parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, retain: int = 0,
@@ -127,6 +131,9 @@ class Optimizer(Making):
             raise ValueError('redo needs durable_every above 1: every step would be written in full')
         if not 0 <= redo_keep <= 128 or (redo_keep and not redo):
             raise ValueError(f'redo_keep must be from 0 to 128, and needs redo=True, not {redo_keep}')
+        if not 0 <= deltas <= 128 or not 0 <= delta_max <= 1 or delta_dtype not in (None, torch.bfloat16):
+            raise ValueError(f'deltas must be from 0 to 128, delta_max from 0 to 1, and delta_dtype None or torch.bfloat16, not {deltas}, '
+                             f'{delta_max} and {delta_dtype}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or (overlap and not self._reduces) or topk or async_step):
@@ -145,6 +152,7 @@ class Optimizer(Making):
         groups = as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every, self.redo, self.redo_keep = durable_every, redo, redo_keep
+        self.deltas, self.delta_max, self.delta_dtype = deltas, delta_max, delta_dtype
         self.retain, self.retain_every = retain, retain_every
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode

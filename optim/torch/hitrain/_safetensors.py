@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import struct
-from typing import Any, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -72,17 +72,22 @@ def files_of(path: str) -> List[str]:
 def read_header(path: str) -> List[Tensor]:
     """The tensors of a file, in the order of their places. ValueError names the defect of a file that is none."""
     with open(path, 'rb') as f:
-        size = os.fstat(f.fileno()).st_size
-        length = struct.unpack('<Q', f.read(8))[0] if size >= 8 else 0
-        if not 0 < length <= min(HEADER_BYTES_MAX, size - 8):
-            raise ValueError(f'{path} is no whole safetensors file: its header would have {length} of {size} bytes')
-        try:
-            header = json.loads(f.read(length))
-        except (ValueError, RecursionError) as e:
-            raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
+        return tensors_of(f, path)[0]
+
+
+def tensors_of(f: Any, path: str) -> Tuple[List[Tensor], Dict[str, str]]:
+    """The same of an open file, with its metadata."""
+    size = os.fstat(f.fileno()).st_size
+    length = struct.unpack('<Q', f.read(8))[0] if size >= 8 else 0
+    if not 0 < length <= min(HEADER_BYTES_MAX, size - 8):
+        raise ValueError(f'{path} is no whole safetensors file: its header would have {length} of {size} bytes')
+    try:
+        header = json.loads(f.read(length))
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
     if not isinstance(header, dict):
         raise ValueError(f'{path} is no safetensors file: its header is no object')
-    header.pop(RESERVED, None)
+    said = header.pop(RESERVED, None)
     found = [_described(path, name, said, 8 + length, size) for name, said in header.items()]
     found.sort(key=lambda t: (t.at, t.size))
     end = 8 + length
@@ -92,7 +97,7 @@ def read_header(path: str) -> List[Tensor]:
         end += t.size
     if end != size:
         raise ValueError(f'{path} has {size} bytes, and its tensors end at {end}')
-    return found
+    return found, said if isinstance(said, dict) else {}
 
 
 def _described(path: str, name: str, said: Any, begin: int, size: int) -> Tensor:

@@ -76,6 +76,8 @@ def words_of_root(o: Any) -> str:
     words = [f'durable_every={o.durable_every}'] + (['redo=on'] if o.redo else [])
     if o.redo_keep:
         words.append(f'redo_keep={o.redo_keep}')
+    if o.deltas:
+        words.append(f'delta=on delta_keep={o.deltas} delta_max={float(o.delta_max)!r}' + (' delta_dtype=bf16' if o.delta_dtype else ''))
     if o.retain:
         words.append(f'retain={o.retain} retain_every={o.retain_every}')
     if o.max_grad_norm:

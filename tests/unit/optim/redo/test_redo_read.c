@@ -213,6 +213,18 @@ static int decide_all(const uint8_t *file, uint64_t elements_off)
     return rc;
 }
 
+/* Its delta says that readers take the model: the numbers are of another store. */
+static void check_whole(uint64_t step)
+{
+    struct ht_optim_delta *d;
+    struct ht_delta_stat st;
+
+    ck_assert_int_eq(ht_optim_delta_open(w.o, ROOT, step, &d), 0);
+    ht_optim_delta_stat(d, &st);
+    ht_optim_delta_close(d);
+    ck_assert_uint_eq(st.base_step, 0);
+}
+
 /* Another rate, no clipping, other loss scales: the numbers of the first store count. */
 TEST(decided_updates_have_the_same_bits)
 {
@@ -231,14 +243,15 @@ TEST(decided_updates_have_the_same_bits)
     fixture_begin_mixed(&w, keeps, 3);
     fixture_train(&w, 1, 2);
     ck_assert_uint_eq(fixture_hash(&w), hash[2]);
-    struct ht_optim_config other =
-        fixture_config("adamw lr=7 grad_scale=64 accumulate=3 skip_nonfinite=1 redo=on durable_every=4 redo_keep=9");
+    struct ht_optim_config other = fixture_config(
+        "adamw lr=7 grad_scale=64 accumulate=3 skip_nonfinite=1 redo=on durable_every=4 redo_keep=9 delta=on");
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &other), 0);
     for (unsigned step = 3; step <= LAST; step++) {
         ck_assert_int_eq(decide_all(file[step], 0), 0);
         fixture_train(&w, step, step);
         ck_assert_uint_eq(fixture_stat(&w).step, step);
         ck_assert_msg(fixture_hash(&w) == hash[step], "step %u", step);
+        check_whole(step);
         free(file[step]);
     }
     ck_assert_uint_eq(steps().last, LAST); /* it logs the numbers of the client */

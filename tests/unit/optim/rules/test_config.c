@@ -177,9 +177,23 @@ TEST(words_are_told_as_they_are_read)
     ck_assert_str_eq(
         text,
         "sgd lr=0.1 weight_decay=0 momentum=0 dampening=0 nesterov=0 grad_scale=1 max_grad_norm=0 "
-        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean state_bits=32 state_bits_min=4096 redo_keep=0 redo=off partial=0 maximize=0");
+        "skip_nonfinite=0 durable_every=1 retain=0 retain_every=1 retain_must=0 accumulate=2 accumulate_mode=mean state_bits=32 state_bits_min=4096 redo_keep=0 redo=off delta=off delta_keep=8 delta_max=0.0625 delta_dtype=same partial=0 maximize=0");
     ht_optim_config_text(&config, text, 9);
     ck_assert_str_eq(text, "sgd lr=0");
+}
+
+TEST(deltas_have_bounds)
+{
+    static const char *const bad[] = {"sgd delta_keep=-1",  "sgd delta_keep=0",   "sgd delta_keep=129",
+                                      "sgd delta_max=1.5",  "sgd delta_max=-0.1", "sgd delta=1",
+                                      "sgd delta_dtype=f16"};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(parse(bad[i]), -EINVAL);
+    ck_assert_int_eq(parse("sgd"), 0);
+    ck_assert(!config.delta && config.delta_keep == 8);
+    ck_assert_int_eq(parse("sgd delta=on delta_keep=128 delta_max=1 delta_dtype=bf16"), 0);
+    ck_assert(config.delta && config.delta_bf16 && config.delta_keep == 128 && config.delta_max == 1);
 }
 
 TEST(bytes_of_any_kind_are_safe)

@@ -331,6 +331,70 @@ TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
     }
 }
 
+/* Bits decide, not values; nothing is written behind the last element. */
+static void find_changed(const struct ht_kernels *k, size_t bytes, size_t n, size_t skip, unsigned rate)
+{
+    static uint8_t was[4 * N_MAX + GUARD], is[4 * N_MAX + GUARD], value[4 * N_MAX + GUARD];
+    static uint16_t place[N_MAX + GUARD];
+    uint32_t first = (uint32_t)(next_random() % (65536 - n));
+    size_t found = 0;
+
+    fill(was, sizeof(was), true);
+    memcpy(is, was, sizeof(is));
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *e = is + skip + i * bytes;
+        unsigned bit = (unsigned)(next_random() % (8 * bytes)); /* also of a sign, and of a NaN */
+        e[bit / 8] ^= next_random() % 100 < rate ? (uint8_t)(1u << bit % 8) : 0;
+    }
+    memset(place, 0xee, sizeof(place));
+    memset(value, 0xee, sizeof(value));
+    size_t count = k->changed(was + skip, is + skip, bytes, n, first, place, value);
+    for (size_t i = 0; i < n; i++) {
+        if (!memcmp(was + skip + i * bytes, is + skip + i * bytes, bytes))
+            continue;
+        ck_assert_uint_eq(place[found], first + i);
+        ck_assert_mem_eq(value + found * bytes, is + skip + i * bytes, bytes);
+        found++;
+    }
+    ck_assert_uint_eq(count, found);
+    ck_assert_uint_eq(place[found], 0xeeee);
+    ck_assert_uint_eq(value[found * bytes], 0xee);
+}
+
+TEST_LOOP(changed_elements_are_found_everywhere, 4)
+{
+    static const unsigned rates[] = {0, 1, 50, 100};
+
+    for (size_t bytes = 2; bytes <= 4; bytes += 2) {
+        for (size_t n = 0; n < 70; n++)
+            for (size_t skip = 0; skip < 9; skip++)
+                find_changed(&ht_kernels_scalar, bytes, n, skip, rates[_i]);
+#if defined(__x86_64__)
+        for (size_t n = 0; n < 70 && have_avx2(); n++)
+            for (size_t skip = 0; skip < 9; skip++)
+                find_changed(&ht_kernels_avx2, bytes, n, skip, rates[_i]);
+#endif
+        for (unsigned i = 0; i < ROUNDS; i++)
+            find_changed(ht_kernels_choose(), bytes, N_MAX - 9, i % 9, rates[_i]);
+    }
+}
+
+TEST(f32_becomes_bf16_the_same_everywhere)
+{
+    static float x[N_MAX];
+    static uint16_t half[N_MAX + 1];
+
+    for (unsigned round = 0; round < 40 * ROUNDS; round++) {
+        size_t n = round % N_MAX;
+        fill((uint8_t *)x, sizeof(x), true);
+        memset(half, 0xee, sizeof(half));
+        (round & 1 ? &ht_kernels_scalar : ht_kernels_choose())->halve(half, x, n);
+        for (size_t i = 0; i < n; i++)
+            ck_assert_uint_eq(half[i], ht_f32_to_bf16(x[i]));
+        ck_assert_uint_eq(half[n], 0xeeee);
+    }
+}
+
 TEST_LOOP(products_of_matrices_are_the_same_bits_everywhere, 20)
 {
     enum { ROWS = 13, INNER = 37, COLUMNS = 3 * HT_PANEL, WIDE = 41 };

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* delta.c - see delta.h. */
+#include "fs/ctl/delta.h"
+#include "fs/ctl/ctl_priv.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tiering/base/json.h"
+
+enum { ALIGN_BYTES = 8, SHAPE_TEXT_MAX = 512 };
+
+/* Tensors of a file lie in this order, so that each is aligned. */
+enum order { WIDE_INDICES, INDICES, VALUES_4, VALUES_2, ORDERS };
+
+struct tensor {
+    size_t param;
+    bool values;
+    uint64_t at, end; /* from the end of the header on */
+};
+
+struct ht_delta_file {
+    struct ht_optim_delta *delta;
+    struct tensor *tensor;
+    size_t tensors;
+    char *header; /* with its length before it */
+    size_t header_bytes;
+};
+
+/* ------------------------------------------------------------------- names */
+
+/* The path of a parameter below its root. -ESTALE: it has none, or none that has room. */
+static int name_of(struct ht_ctl *c, uint64_t root, uint64_t ino, char name[PATH_MAX])
+{
+    char above[PATH_MAX];
+
+    ht_ns_path(c->ns, root, above, sizeof(above));
+    ht_ns_path(c->ns, ino, name, PATH_MAX);
+    size_t skip = strlen(above) + (above[0] != '\0');
+    if (strncmp(name, above, strlen(above)) != 0 || strlen(name) <= skip)
+        return -ESTALE;
+    memmove(name, name + skip, strlen(name + skip) + 1);
+    return 0;
+}
+
+/* May the caller read it by this name? */
+static int check_name(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *name, const struct ht_caller *caller)
+{
+    uint64_t found;
+    int rc = ht_ctl_resolve(c, root, name, strlen(name), caller, &found);
+
+    if (rc)
+        return rc == -ENOENT ? -ESTALE : rc;
+    rc = found == ino ? ht_ctl_access(c, ino, R_OK, caller) : -ESTALE;
+    ht_ns_forget(c->ns, found, 1);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ header */
+
+static enum order order_of(const struct ht_delta_change *p, bool values)
+{
+    if (values)
+        return p->dtype == HT_DTYPE_F32 ? VALUES_4 : VALUES_2;
+    return p->index_bytes == 8 ? WIDE_INDICES : INDICES;
+}
+
+static unsigned bytes_of(const struct ht_delta_change *p, bool values)
+{
+    return values ? ht_dtype_trained_bytes(p->dtype) : p->index_bytes;
+}
+
+static const char *word_of(const struct ht_delta_change *p, bool values)
+{
+    if (!values)
+        return p->index_bytes == 8 ? "I64" : "I32";
+    return p->dtype == HT_DTYPE_F32 ? "F32" : p->dtype == HT_DTYPE_BF16 ? "BF16" : "F16";
+}
+
+/* Where each tensor lies. */
+static void place_tensors(struct ht_delta_file *f, size_t params)
+{
+    uint64_t at = 0;
+
+    for (enum order order = 0; order < ORDERS; order++)
+        for (size_t i = 0; i < 2 * params; i++) {
+            struct ht_delta_change p;
+            ht_optim_delta_change(f->delta, i / 2, &p);
+            if (order_of(&p, i & 1) != order)
+                continue;
+            struct tensor t = {.param = i / 2, .values = i & 1, .at = at};
+            at = t.end = at + p.changed * bytes_of(&p, t.values);
+            f->tensor[f->tensors++] = t;
+        }
+}
+
+static void put_shape(struct ht_ctl *c, struct ht_json *j, const char *name, const struct ht_delta_change *p)
+{
+    char text[SHAPE_TEXT_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, p->oid, HT_XATTR_PREFIX "shape", text, sizeof(text));
+    struct ht_shape shape;
+
+    if (n < 0 || ht_parse_shape(text, (size_t)n, &shape) || shape.elements != p->elements)
+        shape = (struct ht_shape){.dim = {p->elements}, .count = 1};
+    ht_json_array(j, name);
+    for (unsigned i = 0; i < shape.count; i++)
+        ht_json_u64(j, NULL, shape.dim[i]);
+    ht_json_end(j);
+}
+
+/* The shapes of the parameters that changed, as JSON; the caller frees it. */
+static int shapes_of(struct ht_ctl *c, const struct ht_delta_file *f, char *const *names, size_t params, char **out)
+{
+    size_t len;
+    FILE *to = open_memstream(out, &len);
+    struct ht_json j;
+
+    if (!to)
+        return -ENOMEM;
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    for (size_t i = 0; i < params; i++) {
+        struct ht_delta_change p;
+        ht_optim_delta_change(f->delta, i, &p);
+        put_shape(c, &j, names[i], &p);
+    }
+    ht_json_end(&j);
+    if (fclose(to))
+        return -ENOMEM;
+    (*out)[strcspn(*out, "\n")] = '\0'; /* the end of the line */
+    return 0;
+}
+
+static void put_number(struct ht_json *j, const char *key, uint64_t value)
+{
+    char text[24];
+
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+    ht_json_str(j, key, text);
+}
+
+/* Values of metadata are texts. */
+static void put_metadata(struct ht_json *j, const struct ht_delta_stat *st, const char *shapes)
+{
+    ht_json_object(j, "__metadata__");
+    ht_json_str(j, "format", "hitrain-delta");
+    ht_json_str(j, "version", "1");
+    put_number(j, "step", st->step);
+    put_number(j, "base_step", st->base_step);
+    put_number(j, "lineage", st->lineage);
+    ht_json_str(j, "shapes", shapes);
+    ht_json_end(j);
+}
+
+static void put_tensor(struct ht_json *j, const struct ht_delta_file *f, const struct tensor *t, const char *name)
+{
+    char key[PATH_MAX + 16];
+    struct ht_delta_change p;
+
+    ht_optim_delta_change(f->delta, t->param, &p);
+    snprintf(key, sizeof(key), "%s.%s", name, t->values ? "values" : "indices");
+    ht_json_object(j, key);
+    ht_json_str(j, "dtype", word_of(&p, t->values));
+    ht_json_array(j, "shape");
+    ht_json_u64(j, NULL, p.changed);
+    ht_json_end(j);
+    ht_json_array(j, "data_offsets");
+    ht_json_u64(j, NULL, t->at);
+    ht_json_u64(j, NULL, t->end);
+    ht_json_end(j);
+    ht_json_end(j);
+}
+
+static int make_header(struct ht_ctl *c, struct ht_delta_file *f, const struct ht_delta_stat *st, char *const *names)
+{
+    struct ht_json j;
+    char *shapes = NULL;
+    int rc = shapes_of(c, f, names, st->params, &shapes);
+    FILE *to = rc ? NULL : open_memstream(&f->header, &f->header_bytes);
+
+    if (to) {
+        ht_le64 length = {{0}};
+        fwrite(&length, sizeof(length), 1, to);
+        ht_json_init_lines(&j, to);
+        ht_json_object(&j, NULL);
+        put_metadata(&j, st, shapes);
+        for (size_t i = 0; i < f->tensors; i++)
+            put_tensor(&j, f, &f->tensor[i], names[f->tensor[i].param]);
+        ht_json_end(&j);
+        fprintf(to, "%*s", ALIGN_BYTES, ""); /* cut below */
+        rc = fclose(to) ? -ENOMEM : 0;
+        f->header_bytes = f->header_bytes / ALIGN_BYTES * ALIGN_BYTES;
+        ht_le64_store(&length, f->header_bytes - sizeof(length));
+        if (!rc)
+            memcpy(f->header, &length, sizeof(length));
+    } else if (!rc) {
+        rc = -ENOMEM;
+    }
+    free(shapes);
+    return rc;
+}
+
+/* -------------------------------------------------------------------- life */
+
+static int find_names(struct ht_ctl *c, uint64_t root, const struct ht_delta_file *f, size_t params,
+                      const struct ht_caller *caller, char **names)
+{
+    char name[PATH_MAX];
+    int rc = 0;
+
+    for (size_t i = 0; i < params && !rc; i++) {
+        struct ht_delta_change p;
+        ht_optim_delta_change(f->delta, i, &p);
+        rc = name_of(c, root, p.oid, name);
+        if (!rc && caller)
+            rc = check_name(c, root, p.oid, name, caller);
+        if (!rc && !(names[i] = strdup(name)))
+            rc = -ENOMEM;
+    }
+    return rc;
+}
+
+static int describe(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_delta_file *f)
+{
+    struct ht_delta_stat st;
+
+    ht_optim_delta_stat(f->delta, &st);
+    char **names = calloc(st.params + 1, sizeof(*names));
+    f->tensor = calloc(2 * st.params + 1, sizeof(*f->tensor));
+    int rc = names && f->tensor ? find_names(c, root, f, st.params, caller, names) : -ENOMEM;
+    if (!rc) {
+        place_tensors(f, st.params);
+        rc = make_header(c, f, &st, names);
+    }
+    for (size_t i = 0; names && i < st.params; i++)
+        free(names[i]);
+    free(names);
+    return rc;
+}
+
+int ht_delta_open(struct ht_ctl *c, uint64_t root, uint64_t step, const struct ht_caller *caller,
+                  struct ht_delta_file **out)
+{
+    struct ht_delta_file *f = calloc(1, sizeof(*f));
+    int rc = f ? ht_optim_delta_open(c->optim, root, step, &f->delta) : -ENOMEM;
+
+    if (!rc)
+        rc = describe(c, root, caller, f);
+    if (!rc)
+        *out = f;
+    else if (f)
+        ht_delta_close(f);
+    return rc;
+}
+
+void ht_delta_close(struct ht_delta_file *f)
+{
+    if (f->delta)
+        ht_optim_delta_close(f->delta);
+    free(f->tensor);
+    free(f->header);
+    free(f);
+}
+
+uint64_t ht_delta_bytes(const struct ht_delta_file *f)
+{
+    return f->header_bytes + (f->tensors ? f->tensor[f->tensors - 1].end : 0);
+}
+
+/* ------------------------------------------------------------------- bytes */
+
+/* The tensor that has this byte after the header. */
+static const struct tensor *find_tensor(const struct ht_delta_file *f, uint64_t at)
+{
+    size_t low = 0, high = f->tensors;
+
+    while (high - low > 1) {
+        size_t mid = low + (high - low) / 2;
+        if (f->tensor[mid].at <= at)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &f->tensor[low];
+}
+
+/* Of the header, or of one tensor. */
+static ssize_t read_part(struct ht_delta_file *f, uint64_t off, void *buf, size_t len)
+{
+    if (off < f->header_bytes) {
+        size_t n = ht_min_u64(len, f->header_bytes - off);
+        memcpy(buf, f->header + off, n);
+        return (ssize_t)n;
+    }
+    off -= f->header_bytes;
+    const struct tensor *t = find_tensor(f, off);
+    ssize_t n = t->values ? ht_optim_delta_values(f->delta, t->param, off - t->at, buf, len)
+                          : ht_optim_delta_indices(f->delta, t->param, off - t->at, buf, len);
+    return n ? n : -EIO;
+}
+
+ssize_t ht_delta_read(struct ht_delta_file *f, uint64_t off, void *buf, size_t len)
+{
+    uint64_t all = ht_delta_bytes(f);
+    size_t want = off < all ? ht_min_u64(len, all - off) : 0, done = 0;
+
+    while (done < want) {
+        ssize_t n = read_part(f, off + done, (uint8_t *)buf + done, want - done);
+        if (n < 0)
+            return done ? (ssize_t)done : n;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * delta.c - updates note which elements they change, and a boundary makes the delta of the step of it.
+ *
+ * A worker that holds chunks waits for no memory, so what it notes stays in its own buffer. It begins the next range
+ * beside one only while the buffer has room for both, and both are of one root. When it holds no chunk the buffer goes
+ * into the object of the step, before the range has ended. So at a boundary no buffer of the root has anything.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/api/tx.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/mutant.h"
+#include "optim/rules/forms.h"
+#include "optim/state/delta.h"
+#include "optim/state/param.h"
+#include "optim/state/root.h"
+#include "optim/step/delta_note.h"
+
+enum {
+    RANGE_BYTES_MAX = 2 * HT_CHUNK_BYTES, /* two bytes of value and two of place, for each two bytes of a chunk */
+    RANGE_PIECES_MAX = 16,                /* pieces begin more than HT_DELTA_SPAN - HT_FORM_WINDOW elements apart */
+    SPARE_BYTES = 512 << 10,              /* with so much, and so many pieces, two ranges have room */
+    SPARE_PIECES = 992,
+};
+
+struct ht_delta_writer {
+    struct ht_root *root; /* of what is in it; NULL: nothing is */
+    uint64_t used;
+    unsigned pieces;
+    struct ht_delta_piece piece[SPARE_PIECES + 2 * RANGE_PIECES_MAX];
+    uint8_t bytes[SPARE_BYTES + 2 * RANGE_BYTES_MAX];
+    /* The piece that is being made. */
+    struct ht_delta_piece open;
+    uint32_t value_bytes;
+    uint16_t place[HT_DELTA_SPAN];
+    uint8_t value[HT_DELTA_SPAN * sizeof(float)];
+};
+
+/* ------------------------------------------------------------------- noting */
+
+bool ht_opt_delta_writer_make(struct ht_worker *w)
+{
+    if (w->delta)
+        return true;
+    w->delta = malloc(sizeof(*w->delta));
+    if (!w->delta)
+        return false;
+    w->delta->root = NULL;
+    w->delta->used = w->delta->pieces = w->delta->open.count = 0;
+    lock(w->o);
+    w->o->meta_bytes += sizeof(*w->delta);
+    unlock(w->o);
+    return true;
+}
+
+void ht_opt_delta_writer_free(struct ht_worker *w)
+{
+    if (!w->delta)
+        return;
+    lock(w->o);
+    w->o->meta_bytes -= sizeof(*w->delta);
+    unlock(w->o);
+    free(w->delta);
+    w->delta = NULL;
+}
+
+bool ht_opt_delta_may_begin(const struct ht_worker *w, bool notes, const struct ht_root *now,
+                            const struct ht_root *next)
+{
+    const struct ht_delta_writer *d = w->delta;
+
+    if (!d || (!notes && !d->root))
+        return true;
+    return now == next && d->used <= SPARE_BYTES && d->pieces <= SPARE_PIECES;
+}
+
+static void put_bytes(struct ht_delta_writer *d, const void *bytes, size_t len)
+{
+    assert(len <= sizeof(d->bytes) - d->used);
+    memcpy(d->bytes + d->used, bytes, len);
+    d->used += len;
+}
+
+void ht_opt_delta_end_piece(struct ht_worker *w)
+{
+    struct ht_delta_writer *d = w->delta;
+
+    if (!d->open.count)
+        return;
+    assert(d->pieces < HT_ARRAY_SIZE(d->piece));
+    d->open.at = d->used;
+    d->piece[d->pieces++] = d->open;
+    put_bytes(d, d->value, d->open.count * d->value_bytes);
+    put_bytes(d, d->place, d->open.count * sizeof(*d->place));
+    d->open.count = 0;
+}
+
+void ht_opt_delta_note(struct ht_worker *w, const struct ht_param *p, uint64_t first, const void *was, const void *is,
+                       size_t n)
+{
+    const struct ht_kernels *k = p->o->kernels;
+    uint16_t half_was[HT_FORM_WINDOW], half_is[HT_FORM_WINDOW];
+    struct ht_delta_writer *d = w->delta;
+    uint32_t bytes = p->shape.p_bytes;
+
+    if (bytes == sizeof(float) && p->root->latched.delta_bf16) {
+        k->halve(half_was, was, n);
+        k->halve(half_is, is, n);
+        was = half_was;
+        is = half_is;
+        bytes = sizeof(*half_is);
+    }
+    if (d->open.count && (d->open.oid != p->oid || first + n - d->open.first > HT_DELTA_SPAN))
+        ht_opt_delta_end_piece(w);
+    if (!d->open.count)
+        d->open = (struct ht_delta_piece){.oid = p->oid, .first = first};
+    d->root = p->root;
+    d->value_bytes = bytes;
+    d->open.count += (uint32_t)k->changed(was, is, bytes, n, (uint32_t)(first - d->open.first),
+                                          d->place + d->open.count, d->value + d->open.count * bytes);
+}
+
+/* ------------------------------------------------------ the object of a step */
+
+/* Makes it. Releases the lock in between. */
+static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_deltas *s = root->deltas;
+    struct ht_optim *o = root->o;
+    struct ht_obj *obj = NULL;
+
+    while (s->making)
+        wait_changed(o);
+    if (!s->recording)
+        return -ESTALE;
+    if (!s->open)
+        s->open = ht_opt_delta_new(o);
+    if (!s->open || s->open->obj)
+        return s->open ? 0 : -ENOMEM;
+    s->making = true;
+    unlock(o);
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(o->store),
+        .chunk_bytes = HT_CHUNK_BYTES,
+        .obj_class = HT_CLASS_SCRATCH,
+    };
+    int rc = ht_fault(HT_FAULT_OPTIM_DELTA);
+    if (!rc)
+        rc = ht_obj_create(o->store, &attr, &obj);
+    if (!rc)
+        ht_obj_delete(obj, NULL);
+    lock(o);
+    s->making = false;
+    notify_changed(o);
+    if (!rc && (!s->recording || !s->open)) { /* the chain was cut meanwhile */
+        ht_obj_put(obj);
+        return -ESTALE;
+    }
+    if (!rc)
+        s->open->obj = obj;
+    return rc;
+}
+
+static bool has_room(struct ht_optim *o, struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (d->pieces + more <= d->pieces_max)
+        return true;
+    size_t max = d->pieces_max * 2 > d->pieces + more ? d->pieces_max * 2 : d->pieces + more + 64;
+    struct ht_delta_piece *piece = realloc(d->piece, max * sizeof(*piece));
+    if (!piece)
+        return false;
+    d->piece = piece;
+    d->pieces_max = max;
+    ht_opt_delta_count_heap(o, d);
+    return true;
+}
+
+/* Gives the pieces places in the object. -EFBIG: the step changes too much. */
+static int take_pieces(struct ht_root *root, const struct ht_delta_writer *w, uint64_t *out_at)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_delta *d = root->deltas->open;
+    double most = root->latched.delta_max * (double)root->totals.elements;
+
+    for (unsigned i = 0; i < w->pieces; i++)
+        d->changed += w->piece[i].count;
+    if ((double)d->changed > most)
+        return -EFBIG;
+    if (!has_room(root->o, d, w->pieces))
+        return -ENOMEM;
+    *out_at = d->bytes;
+    for (unsigned i = 0; i < w->pieces; i++) {
+        d->piece[d->pieces] = w->piece[i];
+        d->piece[d->pieces++].at += d->bytes;
+    }
+    d->bytes += w->used;
+    return 0;
+}
+
+static void write_pieces(struct ht_optim *o, struct ht_delta_writer *w)
+{
+    struct ht_obj *obj = NULL;
+    uint64_t at = 0;
+
+    lock(o);
+    int rc = need_object(w->root);
+    if (!rc)
+        rc = take_pieces(w->root, w, &at);
+    if (!rc)
+        obj = ht_obj_ref(w->root->deltas->open->obj);
+    unlock(o);
+    if (obj)
+        rc = ht_opt_write_all(obj, at, w->bytes, w->used);
+    ht_obj_put(obj);
+    if (rc) {
+        lock(o);
+        ht_opt_delta_lose(w->root);
+        unlock(o);
+    }
+    w->used = w->pieces = 0;
+}
+
+void ht_opt_delta_flush(struct ht_worker *w)
+{
+    if (!w->delta)
+        return;
+    if (w->delta->pieces)
+        write_pieces(w->o, w->delta);
+    w->delta->root = NULL;
+}
+
+/* ------------------------------------------------------------------ boundary */
+
+static int by_place(const void *a, const void *b)
+{
+    const struct ht_delta_piece *x = a, *y = b;
+
+    if (x->oid != y->oid)
+        return x->oid < y->oid ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/* Puts the pieces in order. Without the lock: no worker has the delta, and no reader yet. */
+static int sort_pieces(struct ht_delta *d)
+{
+    size_t params = 0;
+
+    if (!d->pieces)
+        return 0;
+    qsort(d->piece, d->pieces, sizeof(*d->piece), by_place);
+    for (size_t i = 0; i < d->pieces; i++)
+        params += !i || d->piece[i].oid != d->piece[i - 1].oid;
+    d->param = calloc(params, sizeof(*d->param));
+    if (!d->param)
+        return -ENOMEM;
+    for (size_t i = 0; i < d->pieces; i++) {
+        struct ht_delta_piece *piece = &d->piece[i];
+        if (!i || piece->oid != piece[-1].oid)
+            d->param[d->params++] = (struct ht_delta_param){.oid = piece->oid, .piece = i};
+        struct ht_delta_param *p = &d->param[d->params - 1];
+        piece->before = p->changed;
+        p->changed += piece->count;
+        p->pieces++;
+    }
+    return 0;
+}
+
+/* What readers need to know of the parameters. -ESTALE: one of them is gone. */
+static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (size_t i = 0; i < d->params; i++) {
+        const struct ht_param *p = ht_opt_param_find(root->o, d->param[i].oid);
+        if (!p || p->gone || !p->cur.exists)
+            return -ESTALE;
+        d->param[i].elements = p->cur.elements;
+        d->param[i].dtype = p->cur.dtype == HT_DTYPE_F32 && d->bf16 ? HT_DTYPE_BF16 : p->cur.dtype;
+    }
+    return 0;
+}
+
+/* The delta of the step as its updates have noted it. NULL: there is none. Releases the lock in between. */
+static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_deltas *s = root->deltas;
+    struct ht_delta *d = s->recording && !s->open ? ht_opt_delta_new(root->o) : s->open;
+    int rc = d ? 0 : -ENODATA;
+
+    s->open = NULL;
+    s->recording = false;
+    if (d) {
+        d->bf16 = root->latched.delta_bf16;
+        unlock(root->o);
+        rc = sort_pieces(d);
+        lock(root->o);
+    }
+    if (!rc)
+        rc = describe_params(root, d);
+    if (!rc) {
+        ht_opt_delta_count_heap(root->o, d);
+        return d;
+    }
+    ht_opt_delta_put(root->o, d);
+    return NULL;
+}
+
+void ht_opt_delta_end(struct ht_root *root)
+{
+    struct ht_deltas *s = root->deltas;
+
+    if (!s || !root->latched.delta) {
+        ht_opt_delta_cut(root);
+        return;
+    }
+    uint64_t edits = ht_scope_edits(root->o->store, root->id);
+    if ((edits != s->edits && !HT_MUTANT("edit-in-delta")) || root->decided)
+        ht_opt_delta_cut(root);
+    bool based = s->based;
+    struct ht_delta *d = based ? take_noted(root) : NULL;
+    if (based && !s->based) { /* cut in between */
+        ht_opt_delta_put(root->o, d);
+        d = NULL;
+    }
+    bool whole = !d;
+    d = d ? d : ht_opt_delta_new(root->o);
+    if (!d) {
+        ht_opt_delta_cut(root);
+        return;
+    }
+    if (!s->based)
+        s->lineage = ++root->o->last_step_number;
+    d->whole = whole;
+    d->bf16 = root->latched.delta_bf16;
+    d->step = root->step;
+    d->lineage = s->lineage;
+    s->edits = edits;
+    s->based = true;
+    ht_opt_delta_keep(root, d);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* delta_read.c - what a step has changed, for readers: indices and values of each parameter. */
+#include <stdlib.h>
+
+#include "optim/state/delta.h"
+#include "optim/state/root.h"
+
+enum { PLACES = 1024 }; /* that are read together */
+
+struct ht_optim_delta {
+    struct ht_optim *o;
+    struct ht_delta *delta; /* reference */
+};
+
+int ht_optim_delta_steps(struct ht_optim *o, uint64_t id, struct ht_delta_steps *out)
+{
+    lock(o);
+    const struct ht_root *root = ht_opt_root_find(o, id);
+    const struct ht_deltas *s = root && root->exists ? root->deltas : NULL;
+    int rc = root && root->exists ? 0 : -ENOENT;
+    *out = (struct ht_delta_steps){0};
+    if (s && s->count)
+        *out = (struct ht_delta_steps){s->kept[0]->step, s->kept[s->count - 1]->step};
+    unlock(o);
+    return rc;
+}
+
+static struct ht_delta *find_delta(struct ht_optim *o, uint64_t id, uint64_t step) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_root *root = ht_opt_root_find(o, id);
+
+    for (size_t i = 0; root && root->exists && root->deltas && i < root->deltas->count; i++)
+        if (root->deltas->kept[i]->step == step)
+            return root->deltas->kept[i];
+    return NULL;
+}
+
+int ht_optim_delta_open(struct ht_optim *o, uint64_t id, uint64_t step, struct ht_optim_delta **out)
+{
+    struct ht_optim_delta *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return -ENOMEM;
+    d->o = o;
+    lock(o);
+    d->delta = find_delta(o, id, step);
+    if (d->delta)
+        d->delta->refs++;
+    unlock(o);
+    if (!d->delta) {
+        free(d);
+        return -ENOENT;
+    }
+    *out = d;
+    return 0;
+}
+
+void ht_optim_delta_close(struct ht_optim_delta *d)
+{
+    lock(d->o);
+    ht_opt_delta_put(d->o, d->delta);
+    unlock(d->o);
+    free(d);
+}
+
+void ht_optim_delta_stat(const struct ht_optim_delta *d, struct ht_delta_stat *out)
+{
+    const struct ht_delta *of = d->delta;
+
+    *out = (struct ht_delta_stat){
+        .step = of->step, .base_step = of->whole ? 0 : of->step - 1, .lineage = of->lineage, .params = of->params};
+}
+
+static uint8_t index_bytes(const struct ht_delta_param *p)
+{
+    return p->elements > (uint64_t)INT32_MAX + 1 ? 8 : 4;
+}
+
+void ht_optim_delta_change(const struct ht_optim_delta *d, size_t i, struct ht_delta_change *out)
+{
+    const struct ht_delta_param *p = &d->delta->param[i];
+
+    *out = (struct ht_delta_change){p->oid, p->elements, p->changed, p->dtype, index_bytes(p)};
+}
+
+/* The piece with changed element k of a parameter. */
+static const struct ht_delta_piece *find_piece(const struct ht_delta *d, const struct ht_delta_param *p, uint64_t k)
+{
+    size_t low = p->piece, high = p->piece + p->pieces;
+
+    while (high - low > 1) {
+        size_t mid = low + (high - low) / 2;
+        if (d->piece[mid].before <= k)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &d->piece[low];
+}
+
+/* Reads from one piece: bytes from off on of its indices, or of its values. *len: then how many. */
+typedef int (*part_fn)(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
+                       uint64_t off, uint8_t *buf, size_t *len);
+
+static int read_values(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
+                       uint64_t off, uint8_t *buf, size_t *len)
+{
+    *len = ht_min_u64(*len, piece->count * ht_dtype_trained_bytes(p->dtype) - off);
+    return ht_opt_read_all(d->obj, piece->at + off, buf, *len);
+}
+
+static int read_indices(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
+                        uint64_t off, uint8_t *buf, size_t *len)
+{
+    uint64_t places = piece->at + piece->count * ht_dtype_trained_bytes(p->dtype), bytes = index_bytes(p);
+    uint64_t first = off / bytes, skipped = off % bytes;
+    size_t n = ht_min_u64(ht_min_u64(piece->count - first, PLACES), ht_div_up(skipped + *len, bytes));
+    uint8_t index[PLACES * sizeof(ht_le64)];
+    uint16_t place[PLACES];
+    int rc = ht_opt_read_all(d->obj, places + first * sizeof(*place), place, n * sizeof(*place));
+
+    for (size_t i = 0; i < n && !rc; i++) {
+        ht_le64 wide;
+        ht_le64_store(&wide, piece->first + place[i]);
+        memcpy(index + i * bytes, &wide, bytes);
+    }
+    *len = ht_min_u64(*len, n * bytes - skipped);
+    if (!rc)
+        memcpy(buf, index + skipped, *len);
+    return rc;
+}
+
+static ssize_t read_parts(struct ht_optim_delta *of, size_t i, part_fn read, uint64_t bytes, uint64_t off, void *buf,
+                          size_t len)
+{
+    const struct ht_delta *d = of->delta;
+    const struct ht_delta_param *p = &d->param[i];
+    uint64_t all = p->changed * bytes;
+    size_t want = off < all ? ht_min_u64(len, all - off) : 0, done = 0;
+
+    while (done < want) {
+        const struct ht_delta_piece *piece = find_piece(d, p, (off + done) / bytes);
+        size_t n = want - done;
+        int rc = read(d, p, piece, off + done - piece->before * bytes, (uint8_t *)buf + done, &n);
+        if (rc)
+            return done ? (ssize_t)done : rc;
+        done += n;
+    }
+    return (ssize_t)done;
+}
+
+ssize_t ht_optim_delta_indices(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len)
+{
+    return read_parts(d, i, read_indices, index_bytes(&d->delta->param[i]), off, buf, len);
+}
+
+ssize_t ht_optim_delta_values(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len)
+{
+    return read_parts(d, i, read_values, ht_dtype_trained_bytes(d->delta->param[i].dtype), off, buf, len);
+}
