@@ -25,11 +25,11 @@
 
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
 {
-    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
-        unsigned device = ht_ref_extent(ref, i).device;
-        if (!s->dev[device] || ht_device_is_closed(s, device))
+    uint32_t devices = ht_ref_devices(ref);
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if ((devices >> i & 1) && (!s->dev[i] || ht_device_is_closed(s, i)))
             return false;
-    }
     return true;
 }
 

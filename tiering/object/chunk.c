@@ -32,7 +32,7 @@ static unsigned cond_of(const struct ht_chunk *c)
 static struct ht_dev *promoted_device(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
-    struct ht_dev *dev = ref && ht_ref_holds(ref) ? s->dev[ht_ref_extent(ref, 0).device] : NULL;
+    struct ht_dev *dev = ref ? ht_ref_dev(s, ref) : NULL;
 
     return dev && ht_io_class() == HT_IO_URGENT && ht_dev_has_permits(dev) ? dev : NULL;
 }

@@ -147,6 +147,14 @@ struct ht_store {
     struct ht_own *own; /* of store/ */
 };
 
+/* The device where the reference begins. NULL: it is missing, or there is none (ht_ref_home). */
+static inline struct ht_dev *ht_ref_dev(const struct ht_store *s, const struct ht_ref *r)
+{
+    int device = ht_ref_home(r);
+
+    return device < 0 ? NULL : s->dev[device];
+}
+
 /* It takes no changes: it was opened read-only, or its log has failed. */
 static inline bool ht_is_read_only(const struct ht_store *s)
 {

@@ -69,6 +69,12 @@ static inline uint64_t ht_place(unsigned device, uint64_t number)
 uint64_t ht_ref_place(const struct ht_ref *r);
 /* i-th extent. */
 struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
+/*
+ * For who uses a device as an index or a bit: the devices of all extents, as bits. And that of the first extent; -1: it
+ * has none. A reference that holds nothing, or lies in the vault, has no devices.
+ */
+uint32_t ht_ref_devices(const struct ht_ref *r);
+int ht_ref_home(const struct ht_ref *r);
 /* Another reference to the same, with an array of its own; it is no owner yet. */
 int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_MUST_CHECK;
 bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);

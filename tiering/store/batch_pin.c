@@ -445,9 +445,7 @@ static int find_home(const struct ht_store *s, const struct part *p) HT_REQUIRES
 {
     int target_device = ht_chunk_target_device(s, p->io.chunk);
 
-    if (target_device >= 0 || !p->stored || !ht_ref_holds(&p->io.ref))
-        return target_device;
-    return (int)ht_ref_extent(&p->io.ref, 0).device;
+    return target_device >= 0 || !p->stored ? target_device : ht_ref_home(&p->io.ref);
 }
 
 static uint32_t chunk_blocks(const struct ht_batch_pin_chunk *lc)
