@@ -56,6 +56,7 @@ struct ht_obj_stat {
     uint64_t oid, size, scope;
     uint32_t chunk_bytes, obj_class;
     uint64_t stored_bytes;   /* on devices, current references, in whole blocks; shared ones count for each owner */
+    uint64_t cold_bytes;     /* of these, in the vault */
     uint64_t prealloc_bytes; /* set aside by ht_obj_prealloc, not written yet */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
@@ -69,6 +70,9 @@ struct ht_obj_stat {
 void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
 /* What the store wrote to devices for objects of a scope since the mount: content, without the log. It only grows. */
 uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
+/* Stored bytes of the scope's objects that lie in the vault. Has it no object? */
+uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope);
+bool ht_scope_is_empty(struct ht_store *s, uint64_t scope);
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);
 /*

@@ -82,6 +82,10 @@ struct ht_store_opts {
     bool force_damaged_log;
     bool leave_out;  /* fsck only: senseless records of the log are left out and remembered, not refused */
     bool repair;     /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
+    /* The vault of cold content. */
+    const char *vault_url;                  /* NULL: as the log has it */
+    const char *vault_programs;             /* the folder of the programs; NULL: that of this program */
+    unsigned vault_timeout_ms, vault_slots; /* 0: 30 s, 16 */
     int numa_node;   /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
     bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
     bool no_plan;    /* no plans: tests of what the store does without one */

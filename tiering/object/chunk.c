@@ -164,6 +164,13 @@ void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     end_use(o, c, index);
 }
 
+void ht_chunk_unlock_exclusive_staying(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    ht_chunk_leaf(c)->users++;
+    ht_chunk_unlock_exclusive(o, c, index);
+    ht_chunk_leaf(c)->users--;
+}
+
 void ht_chunk_relock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     release_shared(o->s, c);

@@ -53,6 +53,7 @@ struct ht_wakes {        /* context.c: threads to wake when the lock has been re
     bool cleaning;             /* engine: an image is final */
     bool planner;              /* engine: a plan may be made, or ends */
     bool discard, compact;     /* engines: space became free; compaction could gain some */
+    bool cold;                 /* engine: content from the vault is to become images */
     bool recompress;           /* engine: writers could compress if the superblocks said so */
     bool any;
 };
@@ -113,6 +114,13 @@ struct ht_flow {
     uint64_t moved_bytes;                                  /* of updates, to another device than before */
     uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; gone before that */
     uint64_t checksum_errors, read_errors, write_errors;
+    uint64_t cold_read_blocks, cold_waits, cold_wait_ns; /* content that came from the vault; callers that waited */
+};
+
+struct ht_vault { /* where cold content lies, as the log has it */
+    bool known;
+    uint8_t uuid[16];
+    char url[HT_VAULT_URL_BYTES];
 };
 
 /* Fixed from the mount on, unless a lock is named. */
@@ -137,6 +145,7 @@ struct ht_store {
     struct ht_frees frees;
     struct ht_waits waits;
     struct ht_flow flow HT_GUARDED_BY(HT_LOCK_STORE);
+    struct ht_vault vault HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_next_uses next_uses HT_GUARDED_BY(HT_LOCK_STORE);
     _Atomic bool failed; /* the log cannot be written: read-only */
     /* Each folder has the type of its own. */

@@ -46,6 +46,21 @@ static inline bool ht_ref_holds(const struct ht_ref *r)
 {
     return r->stored;
 }
+/*
+ * Does the content lie in the vault (HT_VAULT_*_BITS in format.h)? Such a reference has one extent and the bit shared:
+ * the vault is the other owner, and never ends. So its space is in no table, and comes from no allocator.
+ */
+static inline bool ht_ref_is_cold(const struct ht_ref *r)
+{
+    return r->stored && r->place >> 48 == HT_DEVICE_VAULT;
+}
+/* Can these blocks be content of a segment? */
+static inline bool ht_vault_place_valid(uint64_t block, uint32_t blocks)
+{
+    uint32_t unit = block & (HT_VAULT_UNITS - 1);
+
+    return block < 1ull << 48 && unit && blocks && unit + blocks <= HT_VAULT_UNITS;
+}
 /* Bytes that an image needs for what is stored, and for what counts. */
 static inline uint32_t ht_ref_image_bytes(const struct ht_ref *r)
 {

@@ -126,6 +126,10 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->checksum_errors = s->flow.checksum_errors;
     out->read_errors = s->flow.read_errors;
     out->write_errors = s->flow.write_errors;
+    out->cold_bytes = s->objects.cold_blocks * HT_BLOCK_BYTES;
+    out->cold_read_bytes = s->flow.cold_read_blocks * HT_BLOCK_BYTES;
+    out->cold_waits = s->flow.cold_waits;
+    out->cold_wait_ns = s->flow.cold_wait_ns;
     out->meta_bytes = s->objects.meta_bytes;
     out->working_bytes = working_bytes(s) + out->log.memory_bytes;
     ht_shm_stats(s, out);
