@@ -46,9 +46,12 @@ int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsign
 /* The places of the first chunks from index on that lie in the vault; at most cap. */
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap);
 /*
- * Content of the object that lies in the vault and is published comes to the devices, with no change: at most bytes of
- * it, from *index on, which goes on. False in *out_more: that was all. -EIO, -ENOSPC. WAITS for the vault.
+ * Content that lies in the vault and is published comes to the devices, with no change, and as fast as the options allow
+ * work in the background: of an object, or of all of a scope. What is newer stays as it is. -EIO, -ENOSPC; -EINTR: stop
+ * said so. WAITS for the vault.
  */
-int ht_obj_recall(struct ht_obj *o, uint64_t *index, uint64_t bytes, uint64_t *out_bytes, bool *out_more) HT_MUST_CHECK;
+typedef bool ht_recall_stop(void *ctx);
+int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;
+int ht_scope_recall(struct ht_store *s, uint64_t scope, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;
 
 #endif

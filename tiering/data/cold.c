@@ -29,7 +29,7 @@ struct ht_cold_fetch {
     uint8_t *bytes; /* a chunk */
     unsigned users;
     bool is_under_way; /* the client has it */
-    bool as_stored, done;
+    bool done;
     int rc;
 };
 
@@ -50,7 +50,7 @@ bool ht_chunk_is_away(const struct ht_store *s, struct ht_chunk *c)
 static struct ht_cold_fetch *find(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_list_for_each_entry(f, &o->s->data->fetching, struct ht_cold_fetch, link)
-        if (f->obj == o && f->index == index && !f->as_stored && ht_ref_same_place(&f->ref, ref) &&
+        if (f->obj == o && f->index == index && ht_ref_same_place(&f->ref, ref) &&
             f->ref.visible >= ref->visible)
             return f;
     return NULL;
@@ -92,16 +92,16 @@ static int ask(struct ht_store *s, struct ht_cold_fetch *f, bool ahead) HT_REQUI
     return s->data->remote ? ht_remote_begin(s->data->remote, &f->get) : -ENOTCONN;
 }
 
-int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool as_stored, struct ht_cold_want *out)
+int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, struct ht_cold_want *out)
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c = ht_chunk_find(o, index);
     const struct ht_ref *ref = c ? ht_chunk_ref(c) : NULL;
 
     *out = (struct ht_cold_want){NULL, false};
-    if (!ref || !(as_stored ? ht_ref_is_cold(ref) : ht_chunk_is_away(s, c)))
+    if (!ref || !(anyway ? ht_ref_is_cold(ref) : ht_chunk_is_away(s, c)))
         return 0;
-    out->fetch = as_stored ? NULL : find(o, index, ref);
+    out->fetch = find(o, index, ref);
     if (out->fetch) {
         out->fetch->users++;
         return 0;
@@ -109,7 +109,6 @@ int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool as_stored, 
     struct ht_cold_fetch *f = new_fetch(o, index, ref);
     if (!f)
         return -ENOMEM;
-    f->as_stored = as_stored;
     f->rc = ask(s, f, ahead);
     if (f->rc == -EAGAIN || (ahead && f->rc)) {
         int rc = f->rc;
@@ -162,7 +161,7 @@ static int receive(struct ht_store *s, struct ht_cold_fetch *f)
 
     if (!rc && !ht_ref_matches(s, &f->ref, f->bytes) && !HT_MUTANT("cold-checksum"))
         rc = -EUCLEAN;
-    if (!rc && !f->as_stored)
+    if (!rc)
         rc = ht_ref_decode(&s->data->decoders, &f->ref, f->bytes);
     if (rc && rc != -ENOMEM)
         report(f, rc);

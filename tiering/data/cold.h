@@ -29,11 +29,11 @@ struct ht_cold_want {
     bool leads;                  /* the others wait for this thread */
 };
 /*
- * Begins to fetch the content of a chunk, if it is away; never waits. ahead: nobody waits for it. as_stored: a frame
- * stays as it is. After 0 the caller waits and puts; a thread with several waits first for those that it leads. -EAGAIN:
+ * Begins to fetch the content of a chunk, if it is away; never waits. ahead: nobody waits for it. anyway: also what is in
+ * memory. After 0 the caller waits and puts; a thread with several waits first for those that it leads. -EAGAIN:
  * too much is fetched ahead; -ENOMEM.
  */
-int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool as_stored, struct ht_cold_want *out)
+int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, struct ht_cold_want *out)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Waits. -EIO: the vault does not answer, or has other bytes; an event says which. Releases the lock. */
 int ht_cold_wait(const struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;

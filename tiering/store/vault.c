@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* vault.c - which vault the store has, and chunks that lie in it. */
 #include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
@@ -15,7 +17,9 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
+#include "tiering/io/gate.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 
@@ -122,7 +126,7 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     int rc = ref_of(o, p, &ref);
 
     if (!rc)
-        rc = o->extra->shm ? -EBUSY : !o->s->vault.known ? -ENXIO : ht_obj_need_extra(o);
+        rc = o->extra->shm ? -EBUSY : o->extra->used_bytes ? -EOPNOTSUPP : !o->s->vault.known ? -ENXIO : ht_obj_need_extra(o);
     if (!rc)
         rc = ht_chunk_ask(o, p->index, &c);
     if (rc)
@@ -208,4 +212,104 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
     }
     ht_store_unlock(o->s);
     return count;
+}
+
+/* --------------------------------------------------------------------- recall */
+
+/* The content of a published reference with nothing newer; its object does not go. 0: it moved, or is not that. */
+static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
+{
+    struct ht_move_owner self = {o, index};
+    struct ht_move m = {.owner = &self, .owners = 1};
+    struct ht_store *s = o->s;
+    struct ht_cold_want w = {NULL, false};
+    uint64_t lsn;
+
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    bool may = c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB && ht_ref_is_cold(&c->pub);
+    int rc = may ? ht_cold_begin(o, index, false, true, &w) : 0;
+    if (!rc && w.fetch)
+        rc = ht_cold_wait(&w);
+    if (!rc && w.fetch)
+        m.was = *ht_cold_ref(&w);
+    ht_store_unlock(s);
+    struct ht_ring *ring = ht_store_ring(s);
+    if (!rc && w.fetch)
+        rc = ring ? ht_move_write_raw(&m, ring, ht_cold_bytes(&w), m.was.visible) : -ENOMEM;
+    if (!rc && w.fetch)
+        rc = ht_move_publish(s, &m, 1, &lsn);
+    *bytes = w.fetch ? m.was.stored : 0;
+    ht_store_lock(s);
+    ht_cold_put(&w);
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* The next chunk from there on that lies in the vault; UINT64_MAX: none. */
+static uint64_t next_cold(struct ht_obj *o, uint64_t index)
+{
+    struct ht_slice slice = {0};
+    uint64_t found = UINT64_MAX;
+    struct ht_chunk *c;
+
+    ht_store_lock(o->s);
+    ht_chunk_for_each_busy(c, o, index)
+    {
+        if (c->flags & HT_CH_PUB && ht_ref_is_cold(&c->pub)) {
+            found = index;
+            break;
+        }
+        ht_slice_next(o->s, &slice);
+    }
+    ht_store_unlock(o->s);
+    return found;
+}
+
+/* As many bytes as the options allow since then. */
+static void pace(const struct ht_store *s, uint64_t began_ns, uint64_t bytes, ht_recall_stop *stop, void *ctx)
+{
+    uint64_t rate = s->opts.background_rate_bytes;
+    uint64_t due_ns = rate ? began_ns + (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
+    const struct timespec moment = {.tv_nsec = 10000000};
+
+    while (ht_now_ns() < due_ns && !stop(ctx))
+        nanosleep(&moment, NULL);
+}
+
+int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
+{
+    enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
+    uint64_t index = 0;
+    int rc = ht_is_read_only(o->s) ? -EROFS : 0;
+
+    while (!rc && (index = next_cold(o, index)) != UINT64_MAX) {
+        uint64_t began_ns = ht_now_ns(), bytes;
+        rc = stop(ctx) ? -EINTR : recall_chunk(o, index++, &bytes);
+        if (!rc)
+            pace(o->s, began_ns, bytes, stop, ctx);
+    }
+    (void)ht_io_class_set(was);
+    return rc;
+}
+
+int ht_scope_recall(struct ht_store *s, uint64_t scope, ht_recall_stop *stop, void *ctx)
+{
+    uint64_t *oids;
+    size_t count;
+    int rc = ht_store_oids(s, &oids, &count);
+
+    if (rc)
+        return rc;
+    for (size_t i = 0; !rc && i < count; i++) {
+        struct ht_obj *o = ht_obj_get(s, oids[i]);
+        struct ht_obj_stat st = {0};
+        if (o)
+            ht_obj_stat(o, &st);
+        if (o && st.scope == scope && st.cold_bytes)
+            rc = ht_obj_recall(o, stop, ctx);
+        ht_obj_put(o);
+    }
+    free(oids);
+    return rc;
 }
