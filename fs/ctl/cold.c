@@ -88,7 +88,7 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root)
 {
     char text[HT_NAME_BYTES_MAX + 1];
 
-    if (ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) <= 0 || ht_scope_cold_bytes(c->store, root))
+    if (ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) <= 0 || !ht_scope_is_warm(c->store, root))
         return;
     int rc = ht_ns_removexattr(c->ns, root, cold_word);
     if (rc)

@@ -45,9 +45,11 @@ struct ht_obj_place {
 int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count) HT_MUST_CHECK;
 /* The places of the first chunks from index on that lie in the vault; at most cap. */
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap);
+/* Lies no content of the scope in the vault, also after a crash? An error of the log: false. WAITS. */
+bool ht_scope_is_warm(struct ht_store *s, uint64_t scope);
 /*
  * Content that lies in the vault and is published comes to the devices, with no change, and as fast as the options allow
- * work in the background: of an object, or of all of a scope. What is newer stays as it is. -EIO, -ENOSPC; -EINTR: stop
+ * work in the background: of an object, or of all of a scope. After 0 it is durable. What is newer stays as it is. -EIO, -ENOSPC; -EINTR: stop
  * said so. WAITS for the vault.
  */
 typedef bool ht_recall_stop(void *ctx);

@@ -290,7 +290,12 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
             pace(o->s, began_ns, bytes, stop, ctx);
     }
     (void)ht_io_class_set(was);
-    return rc;
+    return rc ? rc : ht_store_sync(o->s, o->s->frees.last_lsn);
+}
+
+bool ht_scope_is_warm(struct ht_store *s, uint64_t scope)
+{
+    return !ht_scope_cold_bytes(s, scope) && ht_store_sync(s, s->frees.last_lsn) == 0;
 }
 
 int ht_scope_recall(struct ht_store *s, uint64_t scope, ht_recall_stop *stop, void *ctx)
