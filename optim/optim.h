@@ -326,8 +326,8 @@ bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, cons
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len) HT_MUST_CHECK;
 /*
- * Calls fn with the object that has the bytes of a state. make: creates the state when there is none, and as for a write
- * no update runs meanwhile. -EOPNOTSUPP: the state is kept in another form; -ENOENT. WAITS.
+ * Calls fn with the object that has the bytes of a state. make: creates an absent state, and as for a write no
+ * update runs then. -EOPNOTSUPP: the state is kept in another form; -ENOENT. WAITS.
  */
 int ht_optim_state_object(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, bool make,
                           int (*fn)(void *ctx, struct ht_obj *obj), void *ctx) HT_MUST_CHECK;

@@ -29,7 +29,8 @@ int ht_cold_vault(struct ht_call *q, uint64_t ino)
     int rc = n < (int)sizeof(url) ? ht_store_set_vault(q->ctl->store, q->cmd->numbers, url) : -ENAMETOOLONG;
 
     if (rc == -EBUSY)
-        snprintf(q->err, HT_CTL_ERROR_MAX, "content of this store lies in another vault: recall it, or delete it, first");
+        snprintf(q->err, HT_CTL_ERROR_MAX,
+                 "content of this store lies in another vault: recall it, or delete it, first");
     else if (rc == -EPERM)
         snprintf(q->err, HT_CTL_ERROR_MAX, "the URL holds a password or a key, which lists of processes would show");
     else if (rc == -EINVAL || rc == -ENAMETOOLONG)
@@ -74,14 +75,6 @@ int ht_cold_begin_root(struct ht_call *q, uint64_t ino)
         return -EBUSY;
     }
     return ht_ns_setxattr(c->ns, q->root, cold_word, q->cmd->path, q->cmd->path_len, 0);
-}
-
-int ht_cold_check_end(struct ht_ctl *c, uint64_t root)
-{
-    if (!ht_scope_cold_bytes(c->store, root))
-        return 0;
-    ht_last_error_set(c, root, "cold", "content of the model lies in a vault: recall it first");
-    return -EBUSY;
 }
 
 void ht_cold_settle(struct ht_ctl *c, uint64_t root)
@@ -131,8 +124,9 @@ static int subject_of(struct ht_ctl *c, uint64_t ino, const struct ht_caller *ca
         rc = ht_ctl_access(c, out->file, mask, caller);
     if (rc == 0)
         rc = ht_ns_tensor(c->ns, out->file, &t);
-    if (rc == 0 && (!t.root || t.dtype == HT_DTYPE_NONE ||
-                    (mask == W_OK && ht_ns_getxattr(c->ns, t.root, cold_word, text, sizeof(text)) <= 0)))
+    if (rc == 0 &&
+        (!t.root || t.dtype == HT_DTYPE_NONE ||
+         (mask == W_OK && ht_ns_getxattr(c->ns, t.root, cold_word, text, sizeof(text)) <= 0)))
         rc = -EINVAL;
     return rc;
 }

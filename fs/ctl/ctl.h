@@ -42,8 +42,8 @@ void ht_digests_end(struct ht_ctl *c);
 /* Ends a recall. At the same place. WAITS for the vault, no longer than its timeout. */
 void ht_recalls_end(struct ht_ctl *c);
 /*
- * HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL, on the inode of a file or of a state. -ENOTTY: it is neither. WAITS for what
- * requests wait for.
+ * HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL, on the inode of a file or of a state. -ENOTTY: it is neither. WAITS for
+ * updates, and for requests of the kernel.
  */
 struct ht_ioctl_places;
 int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,

@@ -66,7 +66,7 @@ struct ht_ctl {
         struct {
             struct ht_list users; /* with open files */
             struct ht_quota members;
-        } gathers; /* gather.c */
+        } gathers;                /* gather.c */
         struct ht_recall *recall; /* cold.c: the one that runs, or ran last */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
@@ -247,13 +247,12 @@ int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 /* background.c */
 int ht_background_command(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 
-/* cold.c: commands; texts of attributes; what ends a model root, and what a commit or recall leaves of being cold. */
+/* cold.c: commands; texts of attributes. The attribute cold goes where no content lies in the vault: WAITS. */
 int ht_cold_vault(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_cold_begin_root(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_cold_recall(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 ssize_t ht_cold_vault_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 ssize_t ht_cold_recall_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
-int ht_cold_check_end(struct ht_ctl *c, uint64_t root) HT_MUST_CHECK; /* -EBUSY */
 void ht_cold_settle(struct ht_ctl *c, uint64_t root);
 
 /* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */

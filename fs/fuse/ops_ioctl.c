@@ -62,8 +62,8 @@ static void job_places(struct ht_job *job)
 bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap)
 {
     bool tells = cmd == HT_IOCTL_PLACES_TELL;
-    struct ht_job job = {.fn = job_places, .ino = ino, .data = in, .size = sizeof(struct ht_ioctl_places),
-                         .flags = tells};
+    struct ht_job job = {
+        .fn = job_places, .ino = ino, .data = in, .size = sizeof(struct ht_ioctl_places), .flags = tells};
 
     if (!tells && cmd != HT_IOCTL_PLACES)
         return false;

@@ -485,7 +485,7 @@ struct write {
     unsigned word; /* in the layout */
     uint64_t off, len;
     const void *buf;
-    uint64_t element; /* that does not round to the parameter, or has no such form */
+    uint64_t element;                         /* that does not round to the parameter, or has no such form */
     int (*fn)(void *ctx, struct ht_obj *obj); /* in place of bytes, or NULL */
     void *ctx;
 };

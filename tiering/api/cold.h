@@ -48,9 +48,9 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
 /* Lies no content of the scope in the vault, also after a crash? An error of the log: false. WAITS. */
 bool ht_scope_is_warm(struct ht_store *s, uint64_t scope);
 /*
- * Content that lies in the vault and is published comes to the devices, with no change, and as fast as the options allow
- * work in the background: of an object, or of all of a scope. After 0 it is durable. What is newer stays as it is. -EIO, -ENOSPC; -EINTR: stop
- * said so. WAITS for the vault.
+ * Published content in the vault comes to the devices with no change, and no faster than the options allow work in the
+ * background: content of an object, or of all of a scope. After 0 it is durable. Newer content stays. -EIO, -ENOSPC;
+ * -EINTR: stop said so. WAITS for the vault.
  */
 typedef bool ht_recall_stop(void *ctx);
 int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;

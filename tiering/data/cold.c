@@ -50,8 +50,7 @@ bool ht_chunk_is_away(const struct ht_store *s, struct ht_chunk *c)
 static struct ht_cold_fetch *find(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_list_for_each_entry(f, &o->s->data->fetching, struct ht_cold_fetch, link)
-        if (f->obj == o && f->index == index && ht_ref_same_place(&f->ref, ref) &&
-            f->ref.visible >= ref->visible)
+        if (f->obj == o && f->index == index && ht_ref_same_place(&f->ref, ref) && f->ref.visible >= ref->visible)
             return f;
     return NULL;
 }

@@ -29,9 +29,9 @@ struct ht_cold_want {
     bool leads;                  /* the others wait for this thread */
 };
 /*
- * Begins to fetch the content of a chunk, if it is away; never waits. ahead: nobody waits for it. anyway: also what is in
- * memory. After 0 the caller waits and puts; a thread with several waits first for those that it leads. -EAGAIN:
- * too much is fetched ahead; -ENOMEM.
+ * Begins to fetch the content of a chunk, if it is away; never waits. ahead: no thread waits yet. anyway: also if it is
+ * in memory. After 0 the caller waits and puts; a thread with several waits first for those that it leads. -EAGAIN:
+ * half of the slots fetch ahead; -ENOMEM.
  */
 int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, struct ht_cold_want *out)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
@@ -53,7 +53,7 @@ int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUI
 int ht_cold_bring_ends(struct ht_obj *o, uint64_t off, uint64_t len) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Begins to fetch it, and leaves the rest to ht_cold_finish_ahead. False: enough is on the way. */
 bool ht_cold_ahead(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-/* Installs what was fetched ahead, until there is no more. */
+/* Installs chunks that were fetched ahead, until all are. */
 void ht_cold_finish_ahead(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 
 /* Reads go to the store's vault from now on, by the URL of the options or of the log. WAITS for those under way. */

@@ -46,7 +46,7 @@ struct part {
     uint32_t bytes; /* of its image */
     bool stored, reading, writing, filled;
     struct ht_cold_want cold; /* its content from the vault */
-    bool copied; /* staged, from an image that is too short for it */
+    bool copied;              /* staged, from an image that is too short for it */
     int rc;
 };
 
@@ -305,7 +305,7 @@ static int finish_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
     return first;
 }
 
-/* Fetches what is in the vault; no chunk is held. Releases the lock. */
+/* Fetches content from the vault; no chunk is held. Releases the lock. */
 static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     int rc = 0;

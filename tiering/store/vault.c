@@ -126,7 +126,10 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     int rc = ref_of(o, p, &ref);
 
     if (!rc)
-        rc = o->extra->shm ? -EBUSY : o->extra->used_bytes ? -EOPNOTSUPP : !o->s->vault.known ? -ENXIO : ht_obj_need_extra(o);
+        rc = o->extra->shm         ? -EBUSY
+            : o->extra->used_bytes ? -EOPNOTSUPP
+            : !o->s->vault.known   ? -ENXIO
+                                   : ht_obj_need_extra(o);
     if (!rc)
         rc = ht_chunk_ask(o, p->index, &c);
     if (rc)
@@ -158,8 +161,9 @@ int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsign
     if (ht_is_read_only(o->s))
         return -EROFS;
     int rc = frames ? ht_store_need_features(o->s, HT_FEAT_REFUSE_PLANES) : 0;
-    if (!rc)
-        rc = ht_obj_lock_for_change(o, &sc);
+    if (rc)
+        return rc;
+    rc = ht_obj_lock_for_change(o, &sc);
     if (rc)
         return rc;
     if (!sc->id || o->obj_class == HT_CLASS_SCRATCH || ht_obj_bytes_per_chunk(o) != HT_CHUNK_BYTES)

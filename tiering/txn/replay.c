@@ -385,7 +385,10 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
     bool cold = ht_ref_is_cold(&c->pub);
     struct ht_extent first = ht_ref_extent(&c->pub, 0);
     bool holds = ht_ref_holds(&c->pub), taken = holds && ht_alloc_begins_taken(o->s->alloc, &first);
-    int rc = cold ? settle_cold(o, c, index) : !holds ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+    int rc = cold ? settle_cold(o, c, index)
+        : !holds  ? 0
+        : taken   ? add_waiting(w, o, c, index)
+                  : mark_ref(o, index, &c->pub);
 
     if (rc)
         return rc;
@@ -645,7 +648,8 @@ int ht_store_replayed(struct ht_store *s)
         ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,
                  (unsigned long long)x->index,
                  x->error == -ENXIO        ? "it lies in a vault, and the log names none"
-                     : x->error == -EEXIST ? "its space belongs to another one too" : "its place is outside the device",
+                     : x->error == -EEXIST ? "its space belongs to another one too"
+                                           : "its place is outside the device",
                  x->device, (unsigned long long)x->block);
         rc = -EUCLEAN;
     }

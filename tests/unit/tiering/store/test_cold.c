@@ -22,7 +22,7 @@ static const char *in_folder(const char *name)
     return path;
 }
 
-/* A segment: a header that nobody here reads, and blocks. The last one is short. */
+/* A segment: a header, which the store does not read, and blocks. The last one is short. */
 static void write_segment(void)
 {
     FILE *f = fopen(in_folder("seg/00000007/0003"), "w");
@@ -162,7 +162,7 @@ TEST(an_update_and_a_write_take_space_here)
     put_all(o, 2 * MIB + 77, (const uint8_t *)"a part", 6); /* the rest comes from the vault */
     memcpy(want + 2 * MIB + 77, "a part", 6);
     memset(want + 4 * MIB, 0x11, MIB);
-    put_all(o, 4 * MIB, want + 4 * MIB, MIB); /* all of it: nothing is fetched */
+    put_all(o, 4 * MIB, want + 4 * MIB, MIB);  /* the whole block: nothing is fetched */
     ck_assert_uint_eq(cold_bytes(), all_cold); /* until the commit */
     expect(o, 0, want, size);
     commit();
@@ -245,11 +245,11 @@ TEST(places_that_no_segment_has_are_refused)
     fresh_vault(false);
     struct ht_obj *o = object(MIB, ROOT), *small = object(HT_SMALL_CHUNK_BYTES, ROOT), *outside = object(MIB, 0);
     struct ht_obj_place good = place(0), p;
-#define REFUSED(change)                                              \
-    do {                                                             \
-        p = good;                                                    \
-        change;                                                      \
-        ck_assert_int_eq(ht_obj_set_places(o, &p, 1), -EINVAL);      \
+#define REFUSED(change)                                         \
+    do {                                                        \
+        p = good;                                               \
+        change;                                                 \
+        ck_assert_int_eq(ht_obj_set_places(o, &p, 1), -EINVAL); \
     } while (0)
 
     REFUSED(p.index = 0); /* the object is empty */
@@ -364,8 +364,7 @@ TEST(prefetch_and_readers_bring_content_ahead)
     uint8_t *buf = test_alloc(MIB);
     for (uint64_t at = 0; at < size; at += MIB / 4) {
         size_t n = at + MIB / 4 < size ? MIB / 4 : (size_t)(size - at);
-        ck_assert_int_eq(ht_obj_read_in_place(o, &r, at, buf, n, check_part, (void *)(uintptr_t)at),
-                         (ssize_t)n);
+        ck_assert_int_eq(ht_obj_read_in_place(o, &r, at, buf, n, check_part, (void *)(uintptr_t)at), (ssize_t)n);
     }
     ht_obj_reader_end(&r);
 }
