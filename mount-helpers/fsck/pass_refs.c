@@ -312,6 +312,7 @@ static void check_codecs(struct ht_fsck *f)
     for (size_t i = 0; i < f->item_count; i++)
         count += f->items[i].codec == HT_CODEC_PLANES;
     check_mark(f, HT_FEAT_REFUSE_PLANES, count, "compressed");
+    check_mark(f, HT_FEAT_REFUSE_COLD, f->cold_chunks, "in a vault");
     check_mark(f, HT_FEAT_REFUSE_LOST, f->lost_chunks, "marked lost");
 }
 
