@@ -8,6 +8,8 @@ import os
 import shutil
 import struct
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -312,3 +314,38 @@ def test_wrong_bytes_and_fsck(store, vault):
     assert word(store.point, 'vault').split()[:2] == [UUID, f'file://{vault.folder}']
     with open(root / 'w', 'rb') as f:
         assert f.read(MIB) == data[:MIB]
+
+
+def test_a_silent_vault_delays_its_model_alone(store, tmp_path):
+    """The first read fails after the timeout, later ones at once, and other models commit all the time."""
+    made = Vault(tmp_path / 'vault')
+    store.unmount()
+    store.mount('vault_timeout=2')
+    assert command(store.point, f'vault {UUID} test:{made.folder}') == ['ok']
+    root = cold_model(store.point / 'model', made, w=w())
+    warm = new_model(store.point / 'warm', ADAMW, w=w())
+    assert command(warm, 'commit') == ['ok']
+    (made.folder / '~faults').write_text('**lost-before any\n')
+    waits = threading.Thread(target=lambda: fails(errno.EIO, (root / 'w').read_bytes))
+    waits.start()
+    for seed in range(3):
+        train(warm, seed)
+    waits.join()
+    wait_for(lambda: 'state=silent' in word(store.point, 'vault'), 'a vault that is silent')
+    before = time.monotonic()
+    fails(errno.EIO, (root / 'w').read_bytes)
+    with open(root / '.hitrain' / 'grad' / 'w', 'wb') as f:
+        f.write(random(ELEMENTS, 1).tobytes())
+    assert command(root, 'commit')[0].startswith('error')
+    assert command(root, 'abort') == ['ok']
+    assert time.monotonic() - before < 10
+    assert command(root, 'recall') == ['ok']
+    settle(root)
+    assert 'recall' in word(root, 'error')
+    for name in ('~faults', '~used'):
+        (made.folder / name).unlink(missing_ok=True)
+    wait_for(lambda: 'state=answers' in word(store.point, 'vault'), 'a vault that answers again', 60)
+    assert (root / 'w').read_bytes() == w()
+    train(root, 9)
+    events = (store.point / '.hitrain' / 'events').read_text()
+    assert 'vault-silent' in events and 'vault-answers' in events

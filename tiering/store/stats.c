@@ -234,7 +234,7 @@ static bool add_space(struct ht_obj *o, uint64_t *index, uint64_t *stored_blocks
     {
         if (looked_at++ == SPACE_SLICE)
             return true;
-        if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
+        if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub) || ht_ref_is_cold(&c->pub)) /* the vault frees nothing */
             continue;
         const struct ht_refcount *e = ht_refcount_find(o->s, &c->pub);
         *stored_blocks += ht_ref_blocks(&c->pub);

@@ -350,7 +350,11 @@ static int connect_vault(struct ht_store *s)
     ht_store_lock(s);
     bool known = s->vault.known && !s->opts.leave_out;
     ht_store_unlock(s);
-    return known ? ht_cold_connect(s) : 0;
+    int rc = known ? ht_cold_connect(s) : 0;
+    if (rc)
+        ht_error("the vault %s cannot be used: %s", s->opts.vault_url ? s->opts.vault_url : "that the store remembers",
+                 strerror(-rc));
+    return rc;
 }
 
 int ht_store_mount(struct ht_store *s)
