@@ -573,6 +573,14 @@ static void claim_metrics(const struct root_list *list, struct ht_buf *out)
     }
 }
 
+static bool is_of_store(const char *word)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (rows[i].scope == OF_STORE && strcmp(rows[i].word, word) == 0)
+            return true;
+    return false;
+}
+
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
     struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
@@ -582,7 +590,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     if (rc == 0 && !root)
         rc = gather(c, OF_STORE, 0, 0, false, &f);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
-        if (rows[i].scope == OF_ROOT)
+        if (rows[i].scope == OF_ROOT && !is_of_store(rows[i].word)) /* a metric has one meaning */
             metric_roots(&rows[i], &list, out);
         else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root) {
             metric_head(&rows[i], out);

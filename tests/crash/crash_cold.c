@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_cold.c - a model gets places in a vault, is written in part, is recalled, and its file is deleted: in each state
- * of a power cut fsck finds nothing, and each block lies where the last acknowledged change put it, or a later one. No
- * state needs the vault to mount.
+ * crash_cold.c - a model gets places in a vault, is written in part, is recalled, and its file is deleted: in each
+ * state of a power cut fsck finds nothing, and each block lies where the last acknowledged change put it, or a later
+ * one. No state needs the vault to mount.
  */
 #include <sys/stat.h>
 #include <unistd.h>
@@ -249,5 +249,5 @@ TEST(places_a_recall_and_a_deletion)
     harness_free(&x.k);
 }
 
-RUN_TESTS("power cuts of cold models", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep, .setup = make_vault,
-          .teardown = remove_vault)
+RUN_TESTS("power cuts of cold models", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep,
+          .setup = make_vault, .teardown = remove_vault)
