@@ -15,8 +15,6 @@
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
 #include "tiering/api/check.h"
-#include "tiering/api/cold.h"
-#include "tiering/api/tx.h"
 
 enum {
     NEW_INO = 5000, /* of nothing in the sample */
@@ -600,19 +598,6 @@ static void move_small(const struct damage_ids *ids, struct ht_buf *b, uint64_t 
     damage_put_chunk(b, ids->small, &p);
 }
 
-/* Content in a vault, which no record names. */
-static void in_no_vault(const struct damage_ids *ids, struct ht_buf *b)
-{
-    log_put_chunk(b,
-                  &(struct log_chunk){.oid = ids->small,
-                                      .generation = 77,
-                                      .stored = ids->of_small.stored,
-                                      .visible = ids->of_small.visible,
-                                      .checksum = ids->of_small.checksum,
-                                      .device = HT_DEVICE_VAULT,
-                                      .block = 1});
-}
-
 static void outside(const struct damage_ids *ids, struct ht_buf *b)
 {
     move_small(ids, b, 1u << 30);
@@ -881,27 +866,6 @@ static void lost_unmarked(struct harness *k, const struct damage_ids *ids)
     damage_clear_feature(k, HT_FEAT_REFUSE_LOST);
 }
 
-static void cold_unmarked(struct harness *k, const struct damage_ids *ids)
-{
-    const uint8_t uuid[16] = {1};
-    struct ht_obj_place place = {.lease = 1, .unit = 1, .checksum = 5};
-    uint64_t lsn;
-
-    ck_assert_int_eq(harness_open(k, 1), 0);
-    struct ht_obj *o = ht_obj_get(k->store, ids->w);
-    uint64_t size = ht_obj_size(o);
-    place.stored = (uint32_t)ht_min_u64(size, HT_CHUNK_BYTES);
-    ck_assert_int_eq(ht_store_set_vault(k->store, uuid, "/nowhere"), 0);
-    ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
-    ck_assert_int_eq(ht_obj_truncate(o, size), 0);
-    ck_assert_int_eq(ht_scope_commit(k->store, ids->model, &lsn), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, &place, 1), 0);
-    ck_assert_int_eq(ht_scope_commit(k->store, ids->model, &lsn), 0);
-    ht_obj_put(o);
-    ck_assert_int_eq(harness_close(k, true), 0);
-    damage_clear_feature(k, HT_FEAT_REFUSE_COLD);
-}
-
 static void logged_unmarked(struct harness *k, const struct damage_ids *ids)
 {
     (void)crash_logged(k, ids, false, false);
@@ -995,7 +959,7 @@ const struct damage damages[] = {
     {"REF-META", .put = on_superblock},
     {"REF-META-log", .put = on_log},
     {"REF-SIZE", .put = too_large},
-    {"REF-VAULT", .put = in_no_vault, .alone = true},
+    {"REF-VAULT", .put = damage_in_no_vault, .alone = true},
     {"REF-OVERLAP", .put = on_another},
     {"REF-OVERLAP-both", .harm = within_another, .alone = true},
     {"REF-ORPHAN", .put = orphan},
@@ -1003,7 +967,7 @@ const struct damage damages[] = {
     {"REF-ORPHAN-model", .put = orphan_in_a_model, .alone = true},
     {"REF-NUMBER", .put = orphan_directory},
     {"REF-CODEC", .harm = compressed_unmarked, .alone = true},
-    {"REF-CODEC-cold", .harm = cold_unmarked, .alone = true},
+    {"REF-CODEC-cold", .harm = damage_cold_unmarked, .alone = true},
     {"DATA-READ", .reading_fails = true, .alone = true},
     {"DATA-CSUM", .harm = bad_bytes},
     {"DATA-CSUM-shared", .harm = bad_shared_bytes},
