@@ -327,6 +327,12 @@ bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, cons
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len) HT_MUST_CHECK;
 /*
+ * Calls fn with the object that has the bytes of a state. make: creates an absent state, and as for a write no
+ * update runs then. -EOPNOTSUPP: the state is kept in another form; -ENOENT. WAITS.
+ */
+int ht_optim_state_object(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, bool make,
+                          int (*fn)(void *ctx, struct ht_obj *obj), void *ctx) HT_MUST_CHECK;
+/*
  * For fsck, and for names of events: the parameter whose state an object is, and the name of the state ("exp_avg";
  * valid while o is). Works on a store that was only mounted, with no workers started. -ENOENT: the object is no state.
  */

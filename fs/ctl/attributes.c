@@ -560,6 +560,9 @@ static const struct word words[] = {
     {"stats", NULL, read_only, get_stats, read_only},
     {"digest", NULL, read_only, get_digest, read_only},
     {"redo", NULL, read_only, get_redo, read_only},
+    {"cold", NULL, read_only, NULL, read_only},
+    {"recall", NULL, read_only, ht_cold_recall_text, read_only},
+    {"vault", NULL, read_only, ht_cold_vault_text, read_only},
     {"options", NULL, read_only, NULL, read_only, .text = options_of},
 };
 

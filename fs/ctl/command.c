@@ -157,6 +157,7 @@ static int end_or_abort(struct ht_call *q, uint64_t ino)
         rc = q->cmd->async ? ht_optim_step_async_by(o, q->root, &q->by) : ht_optim_step_by(o, q->root, &q->by);
     } else if (q->cmd->id == HT_COMMAND_COMMIT) {
         op = HT_TRACE_COMMIT;
+        ht_cold_settle(q->ctl, q->root);
         rc = ht_optim_commit_by(o, q->root, &q->by);
     } else {
         rc = ht_optim_abort_by(o, q->root, &q->by);
@@ -286,6 +287,9 @@ static const struct verb {
     [HT_COMMAND_DECIDE] = {OF_PARAM, decide, W_OK},
     [HT_COMMAND_HOLD] = {OF_ROOT, ht_kept_hold},
     [HT_COMMAND_ARCHIVED] = {OF_ROOT, ht_kept_archived},
+    [HT_COMMAND_VAULT] = {OF_STORE, ht_cold_vault, 0, "a vault"},
+    [HT_COMMAND_COLD] = {OF_ROOT, ht_cold_begin_root},
+    [HT_COMMAND_RECALL] = {OF_FILE, ht_cold_recall, R_OK},
 };
 
 static bool is_param(const struct ht_call *q, uint64_t ino)

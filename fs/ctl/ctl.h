@@ -22,6 +22,7 @@
 #include "fs/ns/ns.h"
 
 struct ht_ctl;
+struct ht_caller;
 
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_MUST_CHECK;
 const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
@@ -37,6 +38,18 @@ void ht_ctl_free(struct ht_ctl *c);
 int ht_digests_begin(struct ht_ctl *c) HT_MUST_CHECK;
 /* Before names and optimizer stop. Also after a begin that failed, or none. WAITS. */
 void ht_digests_end(struct ht_ctl *c);
+
+/* Ends a recall. At the same place. WAITS for the vault, no longer than its timeout. */
+void ht_recalls_end(struct ht_ctl *c);
+/*
+ * HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL, on the inode of a file or of a state. -ENOTTY: it is neither. WAITS for
+ * updates, and for requests of the kernel.
+ */
+struct ht_ioctl_places;
+int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
+                       const struct ht_ioctl_places *in) HT_MUST_CHECK;
+int ht_cold_tell_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
+                        struct ht_ioctl_places *io) HT_MUST_CHECK;
 
 struct ht_store *ht_ctl_store(struct ht_ctl *c);
 struct ht_ns *ht_ctl_ns(struct ht_ctl *c);

@@ -66,7 +66,8 @@ struct ht_ctl {
         struct {
             struct ht_list users; /* with open files */
             struct ht_quota members;
-        } gathers; /* gather.c */
+        } gathers;                /* gather.c */
+        struct ht_recall *recall; /* cold.c: the one that runs, or ran last */
     };
     _Atomic unsigned last_errors; /* that are there; changes under lock */
 
@@ -245,6 +246,14 @@ int ht_kept_rollback(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 /* background.c */
 int ht_background_command(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+
+/* cold.c: commands; texts of attributes. The attribute cold goes where no content lies in the vault: WAITS. */
+int ht_cold_vault(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_cold_begin_root(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+int ht_cold_recall(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
+ssize_t ht_cold_vault_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
+ssize_t ht_cold_recall_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
+void ht_cold_settle(struct ht_ctl *c, uint64_t root);
 
 /* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX]);

@@ -579,7 +579,7 @@ static bool wants_digest(struct ht_ctl *c, const struct ht_ns_kept *about)
     char digits[HT_NS_DIGEST_MAX];
 
     return c->digests->failures < FAILURES_MAX && ht_ns_kept_digest(c->ns, about->ino, digits) != 0 &&
-        !has_failed(c, about->ino);
+        !has_failed(c, about->ino) && !ht_scope_cold_bytes(c->store, about->ino); /* no engine waits for a vault */
 }
 
 /* 1: out is next; 0: none, and *out_at_ns says when there is one (0: not known). -ENOMEM */

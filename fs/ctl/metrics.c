@@ -27,7 +27,7 @@ struct metrics {
     struct ht_plan_stats plan;
     uint64_t meta_bytes;
     uint64_t file_state_bytes, file_state_bits;
-    uint64_t step_open;
+    uint64_t step_open, root_cold_bytes;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
     uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
     uint64_t events[HT_LOG_DEBUG]; /* by level */
@@ -158,6 +158,10 @@ static const struct row rows[] = {
     STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes differ from the written ones."),
     STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
     STORE("write_errors", COUNTER, store.write_errors, "Writes that a device failed."),
+    STORE("cold_bytes", GAUGE, store.cold_bytes, "Content that lies in the vault."),
+    STORE("cold_read_bytes", COUNTER, store.cold_read_bytes, "Bytes that came from the vault."),
+    STORE("cold_waits", COUNTER, store.cold_waits, "Reads and writes that waited for the vault."),
+    STORE("cold_wait_ns", COUNTER, store.cold_wait_ns, "How long these waited, nanoseconds."),
     STORE("scrub_state", GAUGE, scrub.state, "0 no scrub yet, 1 running, 2 complete, 3 stopped, 4 failed."),
     STORE("scrub_run_bytes", GAUGE, scrub.run_bytes, "Read by the scrub that runs, or ran last."),
     STORE("scrub_run_total_bytes", GAUGE, scrub.run_total_bytes, "Bytes that this scrub has to read."),
@@ -206,6 +210,7 @@ static const struct row rows[] = {
          "Gradient elements that were NaN or infinite; elements of the sum where gradients accumulate."),
     ROOT("skipped_steps", COUNTER, root.skipped, "Steps that changed nothing because a gradient was not finite."),
     ROOT("clipped_steps", COUNTER, root.clipped, "Steps whose gradient was longer than max_grad_norm."),
+    ROOT("cold_bytes", GAUGE, root_cold_bytes, "Content of the model that lies in the vault."),
     ROOT("step_written_bytes", GAUGE, root.step_written_bytes,
          "Bytes of the model written to devices between the ends of the last two steps."),
     ROOT("update_ns", COUNTER, root.update_ns, "Worker time spent in updates, nanoseconds."),
@@ -213,6 +218,7 @@ static const struct row rows[] = {
 
     FILE_("logical_bytes", GAUGE, file.size, "Size."),
     FILE_("stored_bytes", GAUGE, file.stored_bytes, "Space on devices."),
+    FILE_("cold_bytes", GAUGE, file.cold_bytes, "Stored bytes in the vault."),
     FILE_("resident_bytes", GAUGE, file.resident_bytes, "In the DRAM tier."),
     FILE_("dirty_bytes", GAUGE, file.dirty_bytes, "In the DRAM tier and newer than the devices."),
     FILE_("chunk_bytes", GAUGE, file.chunk_bytes, "Size of a chunk."),
@@ -303,6 +309,8 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         gather_store(c, f);
     if (scopes & OF_ROOT)
         rc = ht_optim_root_stat(c->optim, root, &f->root);
+    if (scopes & OF_ROOT)
+        f->root_cold_bytes = ht_scope_cold_bytes(c->store, root);
     if (rc == 0 && (scopes & OF_ROOT) && sums)
         ht_optim_root_sums(c->optim, root, &f->root);
     if (rc == 0 && (scopes & OF_FILE))
@@ -566,6 +574,14 @@ static void claim_metrics(const struct root_list *list, struct ht_buf *out)
     }
 }
 
+static bool is_of_store(const char *word)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (rows[i].scope == OF_STORE && strcmp(rows[i].word, word) == 0)
+            return true;
+    return false;
+}
+
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
     struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
@@ -575,7 +591,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     if (rc == 0 && !root)
         rc = gather(c, OF_STORE, 0, 0, false, &f);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
-        if (rows[i].scope == OF_ROOT)
+        if (rows[i].scope == OF_ROOT && !is_of_store(rows[i].word)) /* a metric has one meaning */
             metric_roots(&rows[i], &list, out);
         else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root) {
             metric_head(&rows[i], out);

@@ -372,19 +372,41 @@ static bool take_archived(const char *at, const char *end, struct ht_command *ou
     return out->path_len == 32;
 }
 
-static bool take_decision(const char *at, const char *end, struct ht_command *out)
+/* Digits of so many bytes, and a path. */
+static bool take_digits(const char *at, const char *end, size_t bytes, struct ht_command *out)
 {
     const char *stop = end_of_word(at, end);
 
-    if (stop - at != 2 * HT_DECISION_BYTES)
+    if ((size_t)(stop - at) != 2 * bytes)
         return false;
-    for (size_t i = 0; i < HT_DECISION_BYTES; i++) {
+    for (size_t i = 0; i < bytes; i++) {
         int high = digit(at[2 * i]), low = digit(at[2 * i + 1]);
         if (high < 0 || low < 0)
             return false;
         out->numbers[i] = (uint8_t)(high << 4 | low);
     }
     return take_path(stop, end, out);
+}
+
+static bool take_decision(const char *at, const char *end, struct ht_command *out)
+{
+    return take_digits(at, end, HT_DECISION_BYTES, out);
+}
+
+/* The URL becomes the path. */
+static bool take_vault(const char *at, const char *end, struct ht_command *out)
+{
+    return take_digits(at, end, 16, out);
+}
+
+/* Both become the path. */
+static bool take_job_step(const char *at, const char *end, struct ht_command *out)
+{
+    const char *stop = memchr(at, '@', (size_t)(end - at));
+    uint64_t step;
+
+    return stop && copy_name(at, stop, out->name) && !ht_parse_u64(stop + 1, (size_t)(end - stop - 1), &step) &&
+        take_path(at, end, out);
 }
 
 #define NOTHING take_nothing, "no argument"
@@ -425,6 +447,9 @@ static const struct word {
     {"unclaim", HT_COMMAND_UNCLAIM, false, NOTHING},
     {"drop", HT_COMMAND_DROP, true, PATH},
     {"hold", HT_COMMAND_HOLD, false, take_name, "the number or name of a kept step"},
+    {"vault", HT_COMMAND_VAULT, false, take_vault, "the 32 hexadecimal digits of a vault's uuid, and its URL"},
+    {"cold", HT_COMMAND_COLD, true, take_job_step, "JOB@STEP, as a vault has it"},
+    {"recall", HT_COMMAND_RECALL, false, take_path_or_nothing, "the path of a file or nothing"},
     {"archived", HT_COMMAND_ARCHIVED, true, take_archived,
      "the number or name of a kept step, the name of a job, and the 32 digits of the step's digest"},
 };

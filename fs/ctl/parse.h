@@ -71,6 +71,9 @@ enum ht_command_id {
     HT_COMMAND_PREPARE,
     HT_COMMAND_HOLD,
     HT_COMMAND_ARCHIVED,
+    HT_COMMAND_VAULT,
+    HT_COMMAND_COLD,
+    HT_COMMAND_RECALL,
 };
 enum { HT_DECISION_BYTES = 72 };
 struct ht_command {
@@ -84,7 +87,7 @@ struct ht_command {
     bool ortho;       /* of apply: the orthogonalised update of the path */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
-    uint8_t numbers[HT_DECISION_BYTES]; /* of a decision */
+    uint8_t numbers[HT_DECISION_BYTES]; /* of a decision; of a vault its uuid */
     /* Of a claim; an engine; a kept step, or "*", and its job. Each may be empty. */
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1];
 };

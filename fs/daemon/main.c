@@ -273,8 +273,10 @@ static int make_durable(struct daemon *d)
 {
     int models, rc;
 
-    if (d->ctl)
+    if (d->ctl) {
+        ht_recalls_end(d->ctl);
         ht_digests_end(d->ctl);
+    }
     models = d->optim_started ? ht_optim_finish(d->optim) : 0;
     if (d->optim_started)
         ht_optim_stop(d->optim);

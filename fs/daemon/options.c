@@ -144,6 +144,18 @@ static int set_device(struct ht_options *o, const struct row *row, const char *v
     return 0;
 }
 
+/* A word of the command line, which stays. */
+static int set_text(struct ht_options *o, const struct row *row, const char *value)
+{
+    char *copy = strdup(value);
+
+    if (!copy)
+        return -ENOMEM;
+    free(*(char **)field_of(o, row));
+    *(char **)field_of(o, row) = copy;
+    return 0;
+}
+
 static int set_true(struct ht_options *o, const struct row *row, const char *value)
 {
     *(bool *)field_of(o, row) = true;
@@ -206,6 +218,11 @@ static const struct row rows[] = {
     {"degraded", NULL, set_true, "go on without members that are missing: what lies on them is EIO",
      FIXED(store.degraded)},
     {"noreplay", NULL, set_true, "with ro: show models with logged steps as of their last full step", FIXED(no_replay)},
+    {"vault", "URL", set_text, "where cold content is read (default: as the store remembers)", FIXED(store.vault_url)},
+    {"vault_timeout", "SECONDS", set_seconds, "a vault does not answer when a read takes longer (default: 30)",
+     FIXED(store.vault_timeout_ms), 1, 3600},
+    {"vault_slots", "NUMBER", set_number, "how many reads of 1 MiB a vault gets at once (default: 16)",
+     FIXED(store.vault_slots), 2, 64},
     {"device_timeout", "SECONDS", set_seconds, "a device does not answer when a request takes longer (default: 30)",
      FIXED(store.answer_ms), 1, 3600},
     {"capacity_timeout", "SECONDS", set_seconds, "the same for devices of the class capacity (default: 10)",
@@ -472,6 +489,8 @@ void ht_options_free(struct ht_options *o)
     for (unsigned i = o->device_count - o->named_count; i < o->device_count; i++)
         free((char *)(uintptr_t)o->device[i]);
     o->device_count = o->named_count = 0;
+    free((char *)(uintptr_t)o->store.vault_url);
+    o->store.vault_url = NULL;
     ht_buf_free(&o->passed);
     ht_buf_free(&o->fixed);
 }

@@ -170,6 +170,8 @@ struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
 /* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
 struct ht_open;
+/* True: it is a request about places (HT_IOCTL_PLACES), and is answered, or will be. */
+bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open); /* to HT_IOCTL_BACKGROUND, on a file */
 void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */

@@ -74,8 +74,8 @@ static int parse_word(const struct word_field *w, const char *text, size_t len)
 static bool is_hidden(const char *name)
 {
     return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "making") == 0 ||
-        strcmp(name, HT_XATTR_PREFIX "pin") == 0 || strcmp(name, HT_XATTR_PREFIX "endurance") == 0 ||
-        ht_ns_is_note(name, strlen(name));
+        strcmp(name, HT_XATTR_PREFIX "pin") == 0 || strcmp(name, HT_XATTR_PREFIX "cold") == 0 ||
+        strcmp(name, HT_XATTR_PREFIX "endurance") == 0 || ht_ns_is_note(name, strlen(name));
 }
 
 /* ------------------------------------------------------ change of state */

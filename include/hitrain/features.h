@@ -20,6 +20,7 @@
     X(REFUSES, 6, "low-beta1-steps", "0.1.0", "logged steps may be of Adam with beta1 up to 0.5")     \
     X(REFUSES, 7, "short-state", "0.1.0", "optimizer state may be kept in 16 or 8 bits")              \
     X(REFUSES, 8, "two-phase-steps", "0.1.0", "models may have state and logged steps of Muon")       \
+    X(REFUSES, 9, "cold", "0.1.0", "content may lie in a vault")                                      \
     X(IGNORES, 0, "device-classes", "0.1.0", "devices may be of the class capacity")
 
 enum ht_feature_effect { HT_FEATURE_REFUSES, HT_FEATURE_READS, HT_FEATURE_IGNORES, HT_FEATURE_EFFECTS };

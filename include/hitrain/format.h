@@ -47,9 +47,11 @@ typedef struct {
 #define HT_FEAT_REFUSE_NEAR_G 64ull     /* logged steps have, or had, kernels for beta1 up to 0.5 */
 #define HT_FEAT_REFUSE_FORMS 128ull     /* state of the optimizer is, or was, kept in fewer bits than f32 */
 #define HT_FEAT_REFUSE_TWO_PHASE 256ull /* parameters, or logged steps, are or were of rules in two phases */
+#define HT_FEAT_REFUSE_COLD 512ull      /* the log names, or named, a vault: content may lie there */
 #define HT_FEAT_REFUSE_KNOWN                                                                                           \
     (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES | HT_FEAT_REFUSE_KEPT | HT_FEAT_REFUSE_REDO | HT_FEAT_REFUSE_SPARSE | \
-     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS | HT_FEAT_REFUSE_TWO_PHASE)
+     HT_FEAT_REFUSE_SECTIONS | HT_FEAT_REFUSE_NEAR_G | HT_FEAT_REFUSE_FORMS | HT_FEAT_REFUSE_TWO_PHASE |               \
+     HT_FEAT_REFUSE_COLD)
 #define HT_FEAT_RO_KNOWN 0ull
 #define HT_FEAT_IGNORE_CLASSES 1ull /* device_class counts; a program that does not know it writes zeros there */
 
@@ -152,9 +154,11 @@ enum ht_record_type {
     /*
      * u64 oid, u64 index, u32 generation, u8 codec, u8 reserved, u16 frag count, u32 stored bytes, u32 visible bytes,
      * u64 checksum, count x { u8 device, u8 zero, u16 blocks, u64 first block }
+     * Device HT_DEVICE_VAULT: one piece, in a segment of the vault (HT_VAULT_*_BITS); the checksum has no salt.
      */
     HT_REC_CHUNK = 19,
     HT_REC_CHUNK_DEL = 20, /* u64 oid, u64 first index, u64 count (~0: to the end) */
+    HT_REC_VAULT = 21,     /* u8 uuid[16], URL: the vault where content lies; the last one counts */
 /* those of participants */
 #define HT_RECORD_TYPES(ID, name, first, last) HT_REC_##ID##_FIRST = first, HT_REC_##ID##_LAST = last,
     HT_PARTICIPANTS(HT_RECORD_TYPES)
@@ -261,6 +265,14 @@ enum {
     HT_CODEC_LOST = 1, /* no extents, nothing stored: fsck gave the content up; reading the visible bytes is an error */
     HT_CODEC_PLANES = 2, /* a compressed frame: struct ht_disk_planes; needs HT_FEAT_REFUSE_PLANES */
 };
+
+/*
+ * The first block of content in the vault is LEASE << 28 | N << 13 | UNIT: the segment seg/LEASE/N, from its unit of 4
+ * KiB on. Unit 0 is the header of a segment.
+ */
+enum { HT_VAULT_LEASE_BITS = 20, HT_VAULT_SEGMENT_BITS = 15, HT_VAULT_UNIT_BITS = 13 };
+#define HT_VAULT_UNITS (1u << HT_VAULT_UNIT_BITS)
+enum { HT_VAULT_URL_BYTES = 1024 }; /* with a NUL, which a record has not */
 
 /* class of an object */
 enum { HT_CLASS_DURABLE = 0, HT_CLASS_SCRATCH = 1 };

@@ -8,6 +8,7 @@
 #define HT_SMALL_CHUNK_BYTES (1u << 16) /* of files without a dtype */
 #define HT_CHUNK_BLOCKS_MAX (HT_CHUNK_BYTES / HT_BLOCK_BYTES)
 #define HT_DEVICES_MAX 16u
+#define HT_DEVICE_VAULT HT_DEVICES_MAX /* the vault, in references: no device of the store has this number */
 #define HT_LOG_COPIES 2u
 #define HT_FRAGS_MAX 256u              /* extents of one stored chunk */
 #define HT_FILE_BYTES_MAX (1ull << 44) /* 16 TiB */

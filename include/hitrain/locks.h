@@ -48,6 +48,7 @@
     LOCK(HT_LOCK_DEV_FLUSH, "device flush")   /* io: the flush of a device that is in flight */                      \
     LOCK(HT_LOCK_DEV_FLIGHT, "device flight") /* io: requests in flight on a device */                               \
     LOCK(HT_LOCK_DEV_RAM, "memory device")    /* io: bytes of a device in memory */                                  \
+    LOCK(HT_LOCK_REMOTE, "vault")             /* remote: gets from a vault, and whether it is silent */              \
     LOCK(HT_LOCK_EVENT_SINK, "event sink")    /* base: the receiver of events, over its call */                      \
     LOCK(HT_LOCK_EVENT_LOG, "event log")      /* fs/ctl: the last events */                                          \
     LOCK(HT_LOCK_NUMA, "nodes")               /* sys: libnuma, which remembers the processors of each node */        \

@@ -55,6 +55,38 @@ struct ht_ioctl_gather {
  */
 #define HT_IOCTL_BACKGROUND _IO('h', 7)
 
+ * Where a block of 1 MiB lies in the store's vault: the 40 bytes of a manifest's record of places
+ * (docs/vault-format.md), little-endian. The store keeps no sum of the content: it tells zeros for it.
+ */
+struct ht_ioctl_place {
+    uint32_t index; /* of the block in its file or state */
+    uint32_t lease; /* of its segment; below 2^20 */
+    uint16_t segment, unit;
+    uint8_t stored[3]; /* bytes, at most 1 MiB */
+    uint8_t codec;
+    uint64_t checksum; /* XXH3-64 of the stored bytes */
+    uint8_t sum[16];   /* XXH3-128 of the block */
+};
+_Static_assert(sizeof(struct ht_ioctl_place) == 40, "a place of a manifest");
+enum { HT_IOCTL_PLACES_MAX = 200 };
+struct ht_ioctl_places {
+    uint32_t count;
+    uint32_t reserved; /* 0 */
+    struct ht_ioctl_place place[HT_IOCTL_PLACES_MAX];
+};
+/*
+ * On a file or a state below a model root that is cold: these blocks, which are holes, get the content of these places.
+ * The next commit of the root makes them durable. For root, and the owner of the mount's root. All get their places, or
+ * those before an error. -EINVAL: a place that no segment can have, or one outside the file, which has its size before;
+ * -EEXIST: a block has content; -ENXIO: the store has no vault; -EPERM.
+ */
+#define HT_IOCTL_PLACES _IOW('h', 5, struct ht_ioctl_places)
+/*
+ * For the same callers: the places of the first cold blocks from block place[0].index on, in rising order, and how
+ * many these are. Fewer than HT_IOCTL_PLACES_MAX: there are no more.
+ */
+#define HT_IOCTL_PLACES_TELL _IOWR('h', 6, struct ht_ioctl_places)
+
 /* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
 #define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
 /* The last line of its answer. */

@@ -85,6 +85,7 @@ enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
     P(REF_RANGE, "REF-RANGE", SAFE, MARK, "mark the chunk lost: reading it is an error")                        \
     P(REF_META, "REF-META", SAFE, MARK, "mark the chunk lost: reading it is an error")                          \
     P(REF_SIZE, "REF-SIZE", SAFE, MARK, "mark the chunk lost: reading it is an error")                          \
+    P(REF_VAULT, "REF-VAULT", SAFE, MARK, "mark the chunk lost: reading it is an error")                        \
     P(REF_OVERLAP, "REF-OVERLAP", ASK, MARK, "keep the one whose checksum holds")                               \
     P(REF_ORPHAN, "REF-ORPHAN", SAFE, MARK, "move it to lost+found")                                            \
     P(REF_NUMBER, "REF-NUMBER", ASK, MARK, "delete it")                                                         \
@@ -183,10 +184,11 @@ struct ht_fsck {
     size_t frag_count, frag_cap;
 
     uint64_t problems, objects, stored_bytes, verified_bytes;
-    uint64_t of_code[HT_FSCK_CODES]; /* problems, without --json */
-    uint64_t lost_chunks;            /* marked so by an earlier repair: no problem any more */
-    uint64_t replay_lacks_bytes;     /* that a mount needs to compute logged steps again */
-    uint64_t missing_chunks;         /* on devices that are not there */
+    uint64_t of_code[HT_FSCK_CODES];  /* problems, without --json */
+    uint64_t lost_chunks;             /* marked so by an earlier repair: no problem any more */
+    uint64_t replay_lacks_bytes;      /* that a mount needs to compute logged steps again */
+    uint64_t cold_chunks, cold_bytes; /* in the vault, which is not read */
+    uint64_t missing_chunks;          /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was reported */
     struct ht_pass_watch watch;

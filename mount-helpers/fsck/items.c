@@ -34,7 +34,7 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         return 0;
     }
     /* replay has checked these numbers: make sure that narrower fields hold them */
-    if (!ht_codec_sizes_valid(&z) || info->index > UINT32_MAX || info->extents[0].device >= HT_DEVICES_MAX ||
+    if (!ht_codec_sizes_valid(&z) || info->index > UINT32_MAX || info->extents[0].device > HT_DEVICE_VAULT ||
         info->chunk_bytes == 0)
         return -EUCLEAN;
     rc = ht_array_grow((void **)&f->items, &f->item_cap, f->item_count + 1, sizeof(*f->items));
@@ -58,9 +58,12 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         rc = add_frags(f, info);
     if (rc < 0)
         return rc;
-    for (unsigned i = 0; i < info->extent_count && f->opt.degraded; i++)
+    bool cold = it->device == HT_DEVICE_VAULT;
+    for (unsigned i = 0; i < info->extent_count && f->opt.degraded && !cold; i++)
         it->unreadable |= !f->member[info->extents[i].device];
     f->missing_chunks += it->unreadable;
+    f->cold_chunks += cold;
+    f->cold_bytes += cold ? info->stored_bytes : 0;
     f->item_count++;
     f->stored_bytes += info->stored_bytes;
     return 0;
@@ -128,7 +131,7 @@ const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index)
 {
     const struct ht_dev *dev = index < HT_DEVICES_MAX ? f->member[index] : NULL;
 
-    return dev ? ht_dev_name(dev) : "a missing device";
+    return index == HT_DEVICE_VAULT ? "the vault" : dev ? ht_dev_name(dev) : "a missing device";
 }
 
 /* -------------------------------------------------------------------- owners */

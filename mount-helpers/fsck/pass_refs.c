@@ -91,6 +91,9 @@ static bool report_place(struct ht_fsck *f, const struct conflict *k, bool searc
     if (k->c->error == -EFBIG)
         return ht_fsck_problem(f, HT_FSCK_REF_SIZE, &k->where, "%s: the stored content is larger than its chunk",
                                k->text);
+    if (k->c->error == -ENXIO)
+        return ht_fsck_problem(f, HT_FSCK_REF_VAULT, &k->where, "%s: it lies in a vault, and the log names none",
+                               k->text);
     if (k->c->error == -ERANGE)
         return ht_fsck_problem(f, HT_FSCK_REF_RANGE, &k->where,
                                "%s: its place, %llu bytes at byte offset %llu, is not on %s", k->text, k->bytes,
@@ -309,6 +312,7 @@ static void check_codecs(struct ht_fsck *f)
     for (size_t i = 0; i < f->item_count; i++)
         count += f->items[i].codec == HT_CODEC_PLANES;
     check_mark(f, HT_FEAT_REFUSE_PLANES, count, "compressed");
+    check_mark(f, HT_FEAT_REFUSE_COLD, f->cold_chunks, "in a vault");
     check_mark(f, HT_FEAT_REFUSE_LOST, f->lost_chunks, "marked lost");
 }
 

@@ -144,7 +144,7 @@ static void submit_pieces(struct reader *r, struct batch *b, const struct ht_fsc
 
 static bool is_skipped(const struct ht_fsck *f, const struct ht_fsck_item *it)
 {
-    return it->unreadable || (f->opt.no_data && !it->contested);
+    return it->unreadable || it->device == HT_DEVICE_VAULT || (f->opt.no_data && !it->contested);
 }
 
 /* How many chunks from the next on lie in one row and fit a batch. */

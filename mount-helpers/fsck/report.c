@@ -110,6 +110,8 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_u64(j, "chunks", f->item_count);
     ht_json_u64(j, "lost_chunks", f->lost_chunks);
     ht_json_u64(j, "missing_chunks", f->missing_chunks);
+    ht_json_u64(j, "cold_chunks", f->cold_chunks);
+    ht_json_u64(j, "cold_bytes", f->cold_bytes);
     ht_json_u64(j, "stored_bytes", f->stored_bytes);
     ht_json_u64(j, "verified_bytes", f->verified_bytes);
     ht_json_u64(j, "replay_lacks_bytes", f->replay_lacks_bytes);
@@ -122,13 +124,17 @@ static void summary_json(struct ht_fsck *f, int status)
 /* Counts of unread data, as text. */
 static const char *unread_text(const struct ht_fsck *f)
 {
-    static char text[128];
+    static char text[192];
     int used = 0;
 
     text[0] = '\0';
     if (f->lost_chunks != 0)
         used = snprintf(text, sizeof(text), "; %llu %s marked lost", (unsigned long long)f->lost_chunks,
                         ht_plural(f->lost_chunks, "chunk"));
+    if (f->cold_chunks != 0)
+        used += snprintf(text + used, sizeof(text) - (size_t)used, "; %llu %s, %llu MiB, in the vault and not read",
+                         (unsigned long long)f->cold_chunks, ht_plural(f->cold_chunks, "chunk"),
+                         (unsigned long long)ht_div_up(f->cold_bytes, HT_MIB));
     if (f->missing_chunks != 0)
         snprintf(text + used, sizeof(text) - (size_t)used, "; %llu %s on missing devices",
                  (unsigned long long)f->missing_chunks, ht_plural(f->missing_chunks, "chunk"));

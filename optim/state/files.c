@@ -485,7 +485,9 @@ struct write {
     unsigned word; /* in the layout */
     uint64_t off, len;
     const void *buf;
-    uint64_t element; /* that does not round to the parameter, or has no such form */
+    uint64_t element;                         /* that does not round to the parameter, or has no such form */
+    int (*fn)(void *ctx, struct ht_obj *obj); /* in place of bytes, or NULL */
+    void *ctx;
 };
 
 /* It fits; before anything is created. */
@@ -519,12 +521,16 @@ static ssize_t write_objects(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
     struct ht_obj *obj = viewed ? NULL : ht_obj_get(p->o->store, p->cur.oid[w->word]);
     ssize_t rc = viewed ? get_view(p, w->word, &v) : obj ? 0 : -ESTALE;
 
+    if (viewed && w->fn) {
+        put_view(&v);
+        return -EOPNOTSUPP;
+    }
     if (rc)
         return rc;
     p->root->hold = true;
     p->rewriting = viewed;
     unlock(p->o);
-    rc = viewed ? write_view(&v, w) : ht_obj_write(obj, w->off, w->buf, w->len);
+    rc = viewed ? write_view(&v, w) : w->fn ? w->fn(w->ctx, obj) : ht_obj_write(obj, w->off, w->buf, w->len);
     if (viewed)
         put_view(&v);
     ht_obj_put(obj);
@@ -548,6 +554,8 @@ static ssize_t write_word(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
         return -EBUSY;
     if (w->word < file_count(&w->layout))
         return write_objects(w);
+    if (w->fn)
+        return -EOPNOTSUPP;
     memcpy(&t, w->buf, sizeof(t));
     p->cur.t = (uint64_t)t;
     return sizeof(t);
@@ -601,26 +609,62 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
     return err == -EDOM || err == -ERANGE ? -EINVAL : err;
 }
 
+static ssize_t write_state(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, struct write *w)
+{
+    int word = find_word(o, desc, name, &w->layout);
+
+    if (word < 0)
+        return word;
+    w->word = (unsigned)word;
+    /* This checks dtype and size, and makes the parameter known. */
+    ssize_t rc = ht_opt_param_open(o, desc, &w->p);
+    if (rc)
+        return rc;
+    lock(o);
+    rc = w->p->gone ? -ESTALE : ht_opt_gate_enter(w->p->root);
+    unlock(o);
+    if (!rc)
+        rc = report_refused(w, name, write_gated(w));
+    ht_opt_param_close(w->p);
+    return rc;
+}
+
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len)
 {
     struct write w = {.off = off, .buf = buf, .len = len};
-    int word = find_word(o, desc, name, &w.layout);
+
+    return write_state(o, desc, name, &w);
+}
+
+/* Of a state that stays as it is. */
+static int look_at_object(struct ht_optim *o, const struct ht_param_desc *desc, const char *name,
+                          int (*fn)(void *ctx, struct ht_obj *obj), void *ctx)
+{
+    struct ht_obj *x[3] = {0};
+    struct ht_layout layout;
+    int word = find_word(o, desc, name, &layout), rc = -EOPNOTSUPP;
 
     if (word < 0)
         return word;
-    w.word = (unsigned)word;
-    /* This checks dtype and size, and makes the parameter known. */
-    ssize_t rc = ht_opt_param_open(o, desc, &w.p);
-    if (rc)
-        return rc;
     lock(o);
-    rc = w.p->gone ? -ESTALE : ht_opt_gate_enter(w.p->root);
+    unsigned count = word < (int)file_count(&layout) ? get_objects(o, desc, &layout, (unsigned)word, x) : 0;
     unlock(o);
-    if (!rc)
-        rc = report_refused(&w, name, write_gated(&w));
-    ht_opt_param_close(w.p);
+    if (!count)
+        rc = -ENOENT;
+    else if (count == 1 && layout.form[word] == HT_FORM_F32)
+        rc = fn(ctx, x[0]);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(x); i++)
+        ht_obj_put(x[i]);
     return rc;
+}
+
+int ht_optim_state_object(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, bool make,
+                          int (*fn)(void *ctx, struct ht_obj *obj), void *ctx)
+{
+    struct write w = {.fn = fn, .ctx = ctx};
+
+    return make ? (int)write_state(o, desc, name, &w) : look_at_object(o, desc, name, fn, ctx);
 }
 
 uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid)

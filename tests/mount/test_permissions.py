@@ -395,6 +395,25 @@ def test_pausing_the_background_is_the_owners(mnt, shared):
     assert may(OWNER, answer, mnt, 'background pause') == 'ok'
 
 
+@row('vault', 'cold')
+def test_vaults_are_the_owners(mnt, shared, tmp_path):
+    os.chmod(mnt, 0o777)
+    line = f'vault {"ab" * 16} {tmp_path}'
+    assert may(MEMBER, answer, mnt, line).startswith('error: EPERM: a vault is for root')
+    root = directory(shared / 'cold', MEMBER)
+    word(root, 'optimizer', SGD)
+    assert may(MEMBER, answer, root, 'cold job@1').startswith('error: EPERM: cold: only root')
+    os.chown(mnt, MEMBER, MEMBER)
+    assert may(MEMBER, answer, mnt, line) == may(MEMBER, answer, root, 'cold job@1') == 'ok'
+
+
+@row('recall')
+def test_a_recall_is_made_by_the_owner_of_the_model(model):
+    may_not(errno.EACCES, STRANGER, order, model, 'recall')
+    may_not(errno.EPERM, MEMBER, order, model, 'recall')
+    may(OWNER, order, model, 'recall')
+
+
 # ------------------------------------------------------------- hidden files
 
 def put(model, name):

@@ -48,6 +48,9 @@ void damage_bad_phases(struct harness *k, const struct damage_ids *ids);
 void damage_phases_unmarked(struct harness *k, const struct damage_ids *ids);
 void damage_short_state_unmarked(struct harness *k, const struct damage_ids *ids);
 void damage_bad_scale(struct harness *k, const struct damage_ids *ids);
+/* damage_cold.c */
+void damage_in_no_vault(const struct damage_ids *ids, struct ht_buf *records);
+void damage_cold_unmarked(struct harness *k, const struct damage_ids *ids);
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids);
 
 #endif

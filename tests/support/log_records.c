@@ -21,7 +21,7 @@ void log_put_chunk(struct ht_buf *b, const struct log_chunk *c)
     ht_buf_put_u32(b, c->visible);
     ht_buf_put_u64(b, c->checksum);
     for (unsigned i = 0; i < pieces; i++) {
-        ht_buf_put_u8(b, 0); /* device */
+        ht_buf_put_u8(b, c->device);
         ht_buf_put_u8(b, 0);
         ht_buf_put_u16(b, (uint16_t)blocks);
         ht_buf_put_u64(b, c->block + i * blocks);

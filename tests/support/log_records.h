@@ -8,8 +8,9 @@
 struct log_chunk {
     uint64_t oid, index;
     uint32_t generation, stored, visible; /* the latter in bytes */
-    uint64_t checksum, block;             /* the first one, on device 0 */
-    unsigned pieces;                      /* as long as each other, one behind the other; 0: one */
+    uint64_t checksum, block;             /* the first one */
+    uint8_t device;
+    unsigned pieces; /* as long as each other, one behind the other; 0: one */
     uint8_t codec;
 };
 void log_put_chunk(struct ht_buf *b, const struct log_chunk *c);

@@ -77,6 +77,7 @@ MUTANTS = [
     ('owner-left-behind', 'owners of bad bytes move together', SHARED, 'all_owners_of_bad_bytes_move_together'),
     ('frame-too-short', 'a repair has what each owner shows', SHARED, 'bad_bytes_stay_with_owners_that_cannot_move'),
     ('frame-too-short', 'a frame has what each owner shows', SMALL, 'compress-shared'),
+    ('cold-checksum', 'checksum of content from a vault', 'tests/unit/tiering/store/test_cold', 'wrong_bytes_are_an_error'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
     ('writer-unseen', 'a writer looks whether another took over', TAKEN, ''),

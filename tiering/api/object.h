@@ -57,6 +57,7 @@ struct ht_obj_stat {
     uint64_t oid, size, scope;
     uint32_t chunk_bytes, obj_class;
     uint64_t stored_bytes;   /* on devices, current references, in whole blocks; shared ones count for each owner */
+    uint64_t cold_bytes;     /* of these, in the vault */
     uint64_t prealloc_bytes; /* set aside by ht_obj_prealloc, not written yet */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
@@ -75,6 +76,9 @@ uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
  * log: to be called after each mount. -ENOMEM.
  */
 int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all) HT_MUST_CHECK;
+/* Stored bytes of the scope's objects that lie in the vault. Has it no object? */
+uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope);
+bool ht_scope_is_empty(struct ht_store *s, uint64_t scope);
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);
 /*

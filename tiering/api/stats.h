@@ -33,8 +33,10 @@ struct ht_store_stats {
     uint64_t device_read_bytes, device_written_bytes, device_discarded_bytes, device_flushes;
     uint64_t day_written_bytes, endurance_bytes; /* in the last 24 hours since the mount; the budget, 0: none */
     uint64_t checksum_errors, read_errors, write_errors;
-    uint64_t commits;    /* transactions whose durability a caller waited for */
-    uint64_t meta_bytes; /* heap held for objects and chunks */
+    uint64_t cold_bytes, cold_read_bytes; /* in the vault, and those that came from there */
+    uint64_t cold_waits, cold_wait_ns;    /* calls that waited for it */
+    uint64_t commits;                     /* transactions whose durability a caller waited for */
+    uint64_t meta_bytes;                  /* heap held for objects and chunks */
     /*
      * Heap held for descriptors of the DRAM tier (800 bytes for each MiB, and shadows of evicted images) and maps of
      * the devices (38 MiB for each TiB). Also for buffers of the log and of batch pins, and extents of chunks that lie

@@ -81,11 +81,15 @@ struct ht_store_opts {
     bool degraded;               /* go on without members that are missing */
     /* fsck only: replay the longest chain though it is damaged; implies read_only, except for repair */
     bool force_damaged_log;
-    bool leave_out;  /* fsck only: senseless records of the log are left out and remembered, not refused */
-    bool repair;     /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
-    int numa_node;   /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
-    bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
-    bool no_plan;    /* no plans: tests of what the store does without one */
+    bool leave_out; /* fsck only: senseless records of the log are left out and remembered, not refused */
+    bool repair;    /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
+    /* The vault of cold content. */
+    const char *vault_url;                  /* NULL: as the log has it */
+    const char *vault_programs;             /* the folder of the programs; NULL: that of this program */
+    unsigned vault_timeout_ms, vault_slots; /* 0: 30 s, 16 */
+    int numa_node;                          /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
+    bool no_threads;                        /* no background threads: tests drive writeback and checkpoint themselves */
+    bool no_plan;                           /* no plans: tests of what the store does without one */
     /* Tests: bytes with more owners stay where they are. 0: as engine/owners.h says. */
     unsigned owners_max;
 };

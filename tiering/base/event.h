@@ -50,6 +50,9 @@
     E(MOUNT_KEPT, "mount-kept", WARN, false, "The mount is gone, but a process keeps the store mounted.")              \
     E(DIGEST_FAILED, "digest-failed", ERROR, false, "A kept step could not be read whole for its digest.")             \
     E(KEPT_GIVEN_UP, "kept-given-up", WARN, false, "A full store ended a kept step that a vault has.")                 \
+    E(VAULT_SILENT, "vault-silent", ERROR, false, "The vault does not answer.")                                        \
+    E(VAULT_ANSWERS, "vault-answers", INFO, false, "The vault answers again.")                                         \
+    E(VAULT_DAMAGE, "vault-damage", ERROR, true, "The vault lacks content of the store, or has other bytes.")          \
     E(SCRUB_DAMAGE, "scrub-damage", ERROR, true, "Scrub found damage and could not repair it.")                        \
     E(SCRUB_REPAIRED, "scrub-repaired", WARN, true, "Scrub found damage and repaired it.")                             \
     E(SCRUB_ENDED, "scrub-ended", INFO, false, "A scrub ended; the text has its findings.")                            \

@@ -51,7 +51,7 @@ void ht_digest_put_entry(struct ht_digest *d, enum ht_digest_kind kind, uint64_t
 static bool counts(const char *name, size_t len)
 {
     static const char *const without[] = {HT_XATTR_PREFIX "tier", HT_XATTR_PREFIX "pin", HT_XATTR_PREFIX "compress",
-                                          HT_FOLLOW_ATTRIBUTE, HT_STAGING_ATTRIBUTE};
+                                          HT_XATTR_PREFIX "cold", HT_FOLLOW_ATTRIBUTE,   HT_STAGING_ATTRIBUTE};
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(without); i++)
         if (strlen(without[i]) == len && memcmp(without[i], name, len) == 0)

@@ -31,7 +31,7 @@ struct ht_permit_request ht_admission_of_ref(const struct ht_store *s, const str
     if (!ref || !ht_ref_holds(ref))
         return (struct ht_permit_request){.dev = NULL};
     return (struct ht_permit_request){
-        .dev = s->dev[ht_ref_extent(ref, 0).device],
+        .dev = ht_ref_dev(s, ref),
         .direction = HT_DIRECTION_READ,
         .bytes = ht_ref_blocks(ref) * HT_BLOCK_BYTES,
     };

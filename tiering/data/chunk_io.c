@@ -57,7 +57,9 @@ bool ht_ref_has_checksum_of(const struct ht_ref *ref, uint32_t bytes)
 
 bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const void *stored)
 {
-    return ht_store_checksum(s, stored, ref->stored) == ref->checksum;
+    uint64_t salt = ht_ref_is_cold(ref) ? 0 : s->layout.salt; /* many stores read one vault */
+
+    return ht_hash64(stored, ref->stored, salt) == ref->checksum;
 }
 
 /* --------------------------------------------------------------- reading */

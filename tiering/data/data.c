@@ -5,6 +5,7 @@
 #include "tiering/data/data.h"
 #include "tiering/object/context.h"
 #include "tiering/base/lock.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/health.h"
 
@@ -14,6 +15,9 @@ int ht_data_setup(struct ht_store *s)
     if (!s->data)
         return -ENOMEM;
     ht_list_init(&s->data->writing);
+    ht_list_init(&s->data->fetching);
+    ht_list_init(&s->data->ahead);
+    ht_cond_init(&s->data->fetched);
     ht_cond_init(&s->data->probe_ended);
     ht_decoders_init(&s->data->decoders);
     ht_encoders_init(&s->data->encoders);
@@ -35,6 +39,8 @@ void ht_data_teardown(struct ht_store *s)
     if (!s->data)
         return;
     ht_probes_end(s);
+    ht_cold_disconnect(s);
+    pthread_cond_destroy(&s->data->fetched);
     pthread_cond_destroy(&s->data->probe_ended);
     ht_decoders_destroy(&s->data->decoders);
     ht_encoders_destroy(&s->data->encoders);

@@ -50,7 +50,7 @@ static void zero_outside(uint8_t *data, uint32_t from, uint32_t to, uint32_t lo,
         memset(data + (from > hi ? from : hi), 0, to - (from > hi ? from : hi));
 }
 
-int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static int fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
 
@@ -71,14 +71,18 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     assert(mapped || ref.visible <= bytes);
     uint32_t visible = ref.visible = ht_min_u64(ref.visible, end) & HT_VISIBLE_MASK;
     bool needed = now && (lo == hi ? visible > 0 : lo > 0 || visible > hi);
+    if (needed && !content && ht_ref_is_cold(&ref))
+        return -EREMOTE;
     ht_store_unlock(s);
     int rc = 0;
-    if (needed)
+    if (needed && content)
+        copy_outside(data, content, visible, lo, hi);
+    else if (needed)
         rc = lo == hi && !mapped ? ht_chunk_read(o, index, &ref, data) : merge_ref(o, index, &ref, data, lo, hi);
     if (!rc)
         zero_outside(data, visible, end, lo, hi);
     ht_store_lock(s);
-    if (needed && !rc)
+    if (needed && !rc && !content)
         ht_obj_count_read(o, &ref);
     if (!rc) {
         im->valid_lo = 0;
@@ -86,4 +90,14 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         im->data_hi = (uint32_t)ht_max_u64(im->data_hi, visible);
     }
     return rc;
+}
+
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    return fill(o, c, index, NULL);
+}
+
+int ht_chunk_fill_with(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
+{
+    return fill(o, c, index, content);
 }

@@ -46,13 +46,11 @@ static bool is_covered(const struct ht_store *s, const struct ht_ref *ref, unsig
 
 uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref)
 {
-    uint32_t devices = 0;
+    uint32_t devices = ht_ref_devices(ref);
 
-    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++) {
-        unsigned device = ht_ref_extent(ref, i).device;
-        if (!is_covered(s, ref, device))
-            devices |= 1u << device;
-    }
+    for (unsigned i = 0; devices >> i; i++)
+        if ((devices >> i & 1) && is_covered(s, ref, i))
+            devices &= ~(1u << i);
     return devices;
 }
 

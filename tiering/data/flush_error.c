@@ -278,12 +278,7 @@ uint64_t ht_flush_error_passes(const struct ht_store *s)
 
 bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t flush_error_passes)
 {
-    if (flush_error_passes == s->data->flush_error_passes)
-        return false;
-    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++)
-        if (s->data->unsafe >> ht_ref_extent(ref, i).device & 1)
-            return true;
-    return false;
+    return flush_error_passes != s->data->flush_error_passes && ht_ref_devices(ref) & s->data->unsafe;
 }
 
 int ht_xfer_validate(struct ht_store *s, struct ht_xfer *x, struct ht_ref *ref)

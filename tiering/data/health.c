@@ -170,15 +170,6 @@ uint32_t ht_log_devices(const struct ht_store *s)
     return devices;
 }
 
-static uint32_t devices_of(const struct ht_ref *ref)
-{
-    uint32_t devices = 0;
-
-    for (unsigned i = 0; ref && ht_ref_holds(ref) && i < ht_ref_extents(ref); i++)
-        devices |= 1u << ht_ref_extent(ref, i).device;
-    return devices;
-}
-
 /* Devices of writes in flight: their chunks are free when they have ended. */
 static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -188,7 +179,7 @@ static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES
         for (unsigned i = 0; i < w->count; i++) {
             const struct ht_batch_write *j = &w->job[w->order[i]];
             if (j->io.obj->scope->id == scope)
-                devices |= devices_of(&j->io.ref);
+                devices |= ht_ref_devices(&j->io.ref);
         }
     }
     return devices;
@@ -208,7 +199,7 @@ static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx)
         if (!ht_chunk_leaf(c)->dirty)
             index = ht_leaf_last(index);
         else if (c->exclusive && c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty)
-            *devices |= devices_of(ht_chunk_ref(c));
+            *devices |= ht_chunk_ref(c) ? ht_ref_devices(ht_chunk_ref(c)) : 0;
         if (slice)
             ht_slice_next(o->s, slice);
     }

@@ -183,7 +183,7 @@ static int start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c,
         return rc;
     }
     j->io.permit = ht_admission_take(&w->spare);
-    ht_permit_settle(&j->io.permit, s->dev[ht_ref_extent(&j->io.ref, 0).device], bytes);
+    ht_permit_settle(&j->io.permit, ht_ref_dev(s, &j->io.ref), bytes);
     w->flight_bytes += bytes;
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;

@@ -100,5 +100,5 @@ void ht_xfer_blame(struct ht_xfer *x, const struct ht_ref *ref, int error)
 
 const char *ht_device_name(const struct ht_store *s, unsigned device)
 {
-    return s->dev[device] ? ht_dev_name(s->dev[device]) : "a missing device";
+    return device == HT_DEVICE_VAULT ? "the vault" : s->dev[device] ? ht_dev_name(s->dev[device]) : "a missing device";
 }

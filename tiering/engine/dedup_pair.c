@@ -25,11 +25,11 @@
 
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
 {
-    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
-        unsigned device = ht_ref_extent(ref, i).device;
-        if (!s->dev[device] || ht_device_is_closed(s, device))
+    uint32_t devices = ht_ref_devices(ref);
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if ((devices >> i & 1) && (!s->dev[i] || ht_device_is_closed(s, i)))
             return false;
-    }
     return true;
 }
 
@@ -52,7 +52,7 @@ static bool is_in_vain(struct ht_dedup_vain *v, const struct ht_ref *ref)
 
 bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c)
 {
-    if ((c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_holds(&c->pub))
+    if ((c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_holds(&c->pub) || ht_ref_is_cold(&c->pub))
         return false;
     return (c->slot == HT_SLOT_NONE || !ht_arena_image(s->arena, c->slot)->dirty) && is_present(s, &c->pub) &&
         !is_in_vain(&s->engine->dedup.vain, &c->pub);

@@ -8,6 +8,7 @@
 #include "tiering/api/background.h"
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -78,6 +79,8 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->row[HT_ENGINE_CLEANING]);
     if (w->readahead && !s->opts.no_threads)
         (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
+    if (w->cold && !s->opts.no_threads)
+        (void)ht_row_wake(&e->row[HT_ENGINE_COLD]);
     if (w->planner && !s->opts.no_threads && !s->opts.no_plan)
         (void)ht_row_wake(&e->row[HT_ENGINE_PLANNER]);
     if (w->discard && e->started)
@@ -99,6 +102,7 @@ static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
     [HT_LANE_HEALTH] = {.name = "ht-health"},
     [HT_LANE_CLEANING] = {.name = "ht-cleaning", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true, .io_class = HT_IO_PLANNED},
+    [HT_LANE_COLD] = {.name = "ht-cold", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_PLANNER] = {.name = "ht-planner", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_BACKGROUND] = {.name = "ht-background",
                             .on_demand = true,
@@ -144,6 +148,7 @@ static const struct {
     [HT_ENGINE_HEALTH] = {&health_engine, HT_LANE_HEALTH},
     [HT_ENGINE_CLEANING] = {&ht_cleaning_engine, HT_LANE_CLEANING},
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
+    [HT_ENGINE_COLD] = {&ht_cold_engine, HT_LANE_COLD},
     [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, scrub_rate},
     [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
@@ -240,6 +245,7 @@ void ht_engine_stop(struct ht_store *s)
         ht_lane_stop(&e->lane[i]);
     for (unsigned i = 0; i < e->node_lanes; i++)
         ht_lane_stop(&e->relief[i].lane);
+    ht_cold_finish_ahead(s);
     ht_recompress_stop(&e->recompress);
 }
 

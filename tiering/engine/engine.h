@@ -8,6 +8,7 @@
  *   checkpoint  log checkpoint, resync           engine.c
  *   health      health of the devices            engine.c      waits for no device
  *   readahead   readahead                        readahead.c   on demand
+ *   cold        content of the vault to memory   readahead.c   on demand; alone waits for the vault
  *   planner     plans of steps that repeat       planner.c     on demand, no I/O; next_use.c: what programs say
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *               deduplication                    dedup.c       dedup_pair.c
@@ -32,7 +33,7 @@
 struct ht_chunk;
 
 /* scrub.c, discard.c, readahead.c */
-extern const struct ht_engine_type ht_scrub_engine, ht_discard_engine, ht_readahead_engine;
+extern const struct ht_engine_type ht_scrub_engine, ht_discard_engine, ht_readahead_engine, ht_cold_engine;
 
 /* The state of engine/, before and after everything else. -ENOMEM */
 int ht_engine_setup(struct ht_store *s) HT_MUST_CHECK;

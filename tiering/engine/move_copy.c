@@ -23,7 +23,7 @@ struct round {
 
 static unsigned device_of(const struct ht_move *m)
 {
-    return ht_ref_extent(&m->was, 0).device;
+    return (unsigned)ht_ref_home(&m->was);
 }
 
 /* At least one content, whatever is left of the budget. */

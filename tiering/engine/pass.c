@@ -131,10 +131,10 @@ static int come(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, u
 static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_pass *p = ctx;
-    bool published = (c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub);
+    bool published = (c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub) && !ht_ref_is_cold(&c->pub);
     bool came =
         published && p->current.oid == o->oid && p->current.index == index && p->current.place == ht_ref_place(&c->pub);
-    bool current = p->user->current && (c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE);
+    bool current = p->user->current && ht_chunk_has_place(c) && !ht_ref_is_cold(&c->cur);
     int rc = HT_WALK_ON;
 
     p->current.oid = 0;

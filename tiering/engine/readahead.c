@@ -32,6 +32,7 @@
 #include "tiering/data/admission.h"
 #include "tiering/data/read_batch.h"
 #include "tiering/data/chunk_io.h"
+#include "tiering/data/cold.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
@@ -40,6 +41,7 @@ enum {
     TRIES = 1024,                /* images that the clock tries to evict */
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
     MISSING_MAX = 2,             /* with so many readers waiting for devices, these are busy without readahead */
+    COLD_MAX = 8,                /* chunks that a prefetch fetches from the vault at once */
     ARENA_SHARE = 4,             /* unused readahead takes at most this part of the arena that moves */
 };
 
@@ -176,6 +178,10 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         uint64_t index = chunk_after(r, 0), before = r->next;
         struct ht_chunk *c = ht_chunk_find(o, index);
         r->next = r->downwards ? index : index + 1;
+        if (is_wanted(o, c) && ht_chunk_is_away(o->s, c)) { /* in no batch, where local content would wait for it */
+            r->end = ht_cold_ahead(o, index) ? r->end : r->next;
+            continue;
+        }
         if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(o, c, index))
             continue;
         int numa_index = ht_chunk_numa_index(o->s, c);
@@ -212,7 +218,7 @@ static struct ht_chunk *find_planned(struct ht_obj *o, const struct ht_forecast_
 {
     for (uint64_t i = part->first; o && !o->dead && i <= part->last; i++) {
         struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!is_wanted(o, c) || c->exclusive || c->shared)
+        if (!is_wanted(o, c) || ht_chunk_is_away(o->s, c) || c->exclusive || c->shared)
             continue;
         *out_index = i;
         return c;
@@ -343,6 +349,13 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return HT_STEP_IDLE;
 }
 
+static enum ht_step cold_step(void *ctx, struct ht_budget *b)
+{
+    ht_cold_finish_ahead(ctx);
+    return HT_STEP_IDLE;
+}
+
+const struct ht_engine_type ht_cold_engine = {.name = "cold", .step = cold_step};
 const struct ht_engine_type ht_readahead_engine = {.name = "readahead", .step = step};
 
 /* ----------------------------------------------------------------- prefetch */
@@ -440,12 +453,56 @@ static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_ST
     {
         if (rc || w->error)
             break;
-        if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
+        if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c) && !ht_chunk_is_away(o->s, c))
             rc = prefetch_chunk(p, o, index);
         ht_slice_next(o->s, &slice);
     }
     ht_read_batch_finish_all(w);
     return rc < 0 ? rc : w->error;
+}
+
+/* The oldest of these fetches is over. */
+static int finish_cold(struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = ht_cold_wait(w);
+
+    if (!rc)
+        rc = ht_cold_install(w);
+    ht_cold_put(w);
+    return rc;
+}
+
+/* What lies in the vault, some at a time. -EAGAIN, of others that fetch ahead: this one is on the way alone. */
+static int prefetch_cold(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_cold_want w[COLD_MAX];
+    unsigned first = 0, count = 0;
+    struct ht_chunk *c;
+    uint64_t index = 0, room = p->evictable_bytes + ht_arena_free_slots(o->s->arena) * HT_MIB;
+    int rc = 0;
+
+    /* bounded: it waits for the vault, without the lock, every few chunks that are away; others are in memory */
+    ht_chunk_for_each_busy(c, o, index)
+    {
+        if (rc || room < HT_MIB)
+            break;
+        if (!ht_chunk_is_away(o->s, c))
+            continue;
+        if (count == COLD_MAX) {
+            rc = finish_cold(&w[first]);
+            first = (first + 1) % COLD_MAX;
+            count--;
+        }
+        int begun = rc ? rc : ht_cold_begin(o, index, false, false, &w[(first + count) % COLD_MAX]);
+        rc = begun;
+        count += !begun && w[(first + count) % COLD_MAX].fetch;
+        room -= HT_MIB;
+    }
+    for (; count; count--, first = (first + 1) % COLD_MAX) {
+        int one = finish_cold(&w[first]);
+        rc = rc ? rc : one;
+    }
+    return rc;
 }
 
 int ht_obj_prefetch(struct ht_obj *o)
@@ -458,6 +515,8 @@ int ht_obj_prefetch(struct ht_obj *o)
     enum ht_io_class was = ht_io_class_set(HT_IO_PLANNED);
     ht_store_lock(s);
     int rc = prefetch(&p, o);
+    if (!rc && ht_obj_cold_blocks(o))
+        rc = prefetch_cold(&p, o);
     ht_store_unlock(s);
     (void)ht_io_class_set(was);
     return rc;

@@ -35,8 +35,10 @@
 /* The set of devices does not change while the store is open. */
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
 {
-    for (unsigned i = 0; i < ht_ref_extents(ref); i++)
-        if (!s->dev[ht_ref_extent(ref, i).device])
+    uint32_t devices = ht_ref_devices(ref);
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if ((devices >> i & 1) && !s->dev[i])
             return false;
     return true;
 }

@@ -32,7 +32,7 @@ static unsigned cond_of(const struct ht_chunk *c)
 static struct ht_dev *promoted_device(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
-    struct ht_dev *dev = ref && ht_ref_holds(ref) ? s->dev[ht_ref_extent(ref, 0).device] : NULL;
+    struct ht_dev *dev = ref ? ht_ref_dev(s, ref) : NULL;
 
     return dev && ht_io_class() == HT_IO_URGENT && ht_dev_has_permits(dev) ? dev : NULL;
 }
@@ -162,6 +162,13 @@ void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     assert(ht_chunk_find(o, index) == c);
     release_exclusive(o->s, c);
     end_use(o, c, index);
+}
+
+void ht_chunk_unlock_exclusive_staying(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    ht_chunk_leaf(c)->users++;
+    ht_chunk_unlock_exclusive(o, c, index);
+    ht_chunk_leaf(c)->users--;
 }
 
 void ht_chunk_relock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)

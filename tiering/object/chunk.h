@@ -145,6 +145,8 @@ bool ht_chunk_trylock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t i
 /* The chunk may be gone afterwards. */
 void ht_chunk_unlock_shared(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* The chunk stays until the caller's next call for it, which comes before the lock is released. */
+void ht_chunk_unlock_exclusive_staying(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* From shared to exclusive. WAITS, and others may have the chunk before. */
 void ht_chunk_relock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* As ht_store_wait, with a chunk that is held exclusively, but not while this waits. */

@@ -44,7 +44,8 @@ static void wake_all(struct ht_store *s, const struct ht_wakes *w)
         pthread_cond_broadcast(&s->waits.settled);
     for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
         pthread_cond_signal(i < w->slots_read ? &s->waits.slot_read : &s->waits.slot);
-    if (w->writeback || w->cleaning || w->readahead || w->planner || w->discard || w->compact || w->recompress)
+    if (w->writeback || w->cleaning || w->readahead || w->planner || w->discard || w->compact || w->recompress ||
+        w->cold)
         s->hooks.wake_engines(s, w);
 }
 

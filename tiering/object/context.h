@@ -53,6 +53,7 @@ struct ht_wakes {        /* context.c: threads to wake when the lock has been re
     bool cleaning;             /* engine: an image is final */
     bool planner;              /* engine: a plan may be made, or ends */
     bool discard, compact;     /* engines: space became free; compaction could gain some */
+    bool cold;                 /* engine: content from the vault is to become images */
     bool recompress;           /* engine: writers could compress if the superblocks said so */
     bool any;
 };
@@ -113,7 +114,14 @@ struct ht_flow {
     uint64_t moved_bytes;                                  /* of updates, to another device than before */
     uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; gone before that */
     uint64_t checksum_errors, read_errors, write_errors;
+    uint64_t cold_read_blocks, cold_waits, cold_wait_ns; /* content that came from the vault; callers that waited */
     bool spilled; /* content went to a device of the class capacity, and that was told */
+};
+
+struct ht_vault { /* where cold content lies, as the log has it */
+    bool known;
+    uint8_t uuid[16];
+    char url[HT_VAULT_URL_BYTES];
 };
 
 /* Fixed from the mount on, unless a lock is named. */
@@ -138,6 +146,7 @@ struct ht_store {
     struct ht_frees frees;
     struct ht_waits waits;
     struct ht_flow flow HT_GUARDED_BY(HT_LOCK_STORE);
+    struct ht_vault vault HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_next_uses next_uses HT_GUARDED_BY(HT_LOCK_STORE);
     _Atomic bool failed; /* the log cannot be written: read-only */
     /* Each folder has the type of its own. */
@@ -147,6 +156,14 @@ struct ht_store {
     struct ht_engine *engine;
     struct ht_own *own; /* of store/ */
 };
+
+/* The device where the reference begins. NULL: it is missing, or there is none (ht_ref_home). */
+static inline struct ht_dev *ht_ref_dev(const struct ht_store *s, const struct ht_ref *r)
+{
+    int device = ht_ref_home(r);
+
+    return device < 0 ? NULL : s->dev[device];
+}
 
 /* It takes no changes: it was opened read-only, or its log has failed. */
 static inline bool ht_is_read_only(const struct ht_store *s)

@@ -13,6 +13,7 @@
 #include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/scope.h"
 
 static const struct ht_obj_extra nothing; /* shared by all objects without an extra of their own */
 
@@ -34,6 +35,7 @@ int ht_obj_need_extra(struct ht_obj *o)
     if (!x)
         return -ENOMEM;
     x->shared_blocks = ht_obj_shared_blocks(o);
+    x->cold_blocks = ht_obj_cold_blocks(o);
     x->log_chunks = o->first.head.there && o->first.chunk.flags & HT_CH_LOG_RESERVED;
     o->extra = x;
     o->s->objects.meta_bytes += sizeof(*x);
@@ -52,6 +54,42 @@ static uint64_t shared_blocks_of(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_S
     bool own = (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
 
     return blocks + (own && c->cur.shared ? ht_ref_blocks(&c->cur) : 0);
+}
+
+static uint64_t cold_blocks_of(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = c->flags & HT_CH_PUB && ht_ref_is_cold(&c->pub) ? ht_ref_blocks(&c->pub) : 0;
+    bool own = (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
+
+    return blocks + (own && ht_ref_is_cold(&c->cur) ? ht_ref_blocks(&c->cur) : 0);
+}
+
+uint64_t ht_obj_cold_blocks(const struct ht_obj *o)
+{
+    if (ht_obj_has_extra(o))
+        return o->extra->cold_blocks;
+    /* A replay counts in the end. */
+    return o->first.head.there && !o->s->objects.replaying ? cold_blocks_of(&o->first.chunk) : 0;
+}
+
+static void change_cold(struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (ht_obj_has_extra(o))
+        ht_obj_extra(o)->cold_blocks += blocks;
+    o->scope->cold_blocks += blocks;
+    o->s->objects.cold_blocks += blocks;
+}
+
+void ht_obj_add_cold(struct ht_obj *o, const struct ht_ref *ref)
+{
+    if (ht_ref_is_cold(ref))
+        change_cold(o, ht_ref_blocks(ref));
+}
+
+void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref)
+{
+    if (ht_ref_is_cold(ref))
+        change_cold(o, -(uint64_t)ht_ref_blocks(ref));
 }
 
 uint64_t ht_obj_shared_blocks(const struct ht_obj *o)

@@ -51,7 +51,9 @@ int ht_store_find_nodes(struct ht_store *s)
 
 int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref)
 {
-    return ht_ref_holds(ref) ? s->numa.index[ht_ref_extent(ref, 0).device] : HT_NUMA_INDEX_ANY;
+    int device = ht_ref_home(ref);
+
+    return device < 0 ? HT_NUMA_INDEX_ANY : s->numa.index[device];
 }
 
 /* A device that takes a chunk: in turn, or by shares. */
@@ -72,7 +74,7 @@ static int device_of(struct ht_chunk *c)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
 
-    return ref && ht_ref_holds(ref) ? (int)ht_ref_extent(ref, 0).device : -1;
+    return ref ? ht_ref_home(ref) : -1;
 }
 
 int ht_chunk_target_device(const struct ht_store *s, const struct ht_chunk *c)

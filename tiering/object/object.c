@@ -76,8 +76,8 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->s = s;
     o->oid = oid;
     o->chunk_shift = 16;
-    ht_obj_join(o, s->objects.scope0);
     ht_obj_init_extra(o);
+    ht_obj_join(o, s->objects.scope0);
     ht_list_init(&o->touched);
     put_in_table(s, o);
     s->objects.count++;
@@ -343,6 +343,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .scope = o->scope->id,
         .chunk_bytes = ht_obj_bytes_per_chunk(o),
         .obj_class = o->obj_class,
+        .cold_bytes = ht_obj_cold_blocks(o) * HT_BLOCK_BYTES,
         .stored_bytes = ht_obj_stored_blocks(o) * HT_BLOCK_BYTES,
         .prealloc_bytes = o->extra->prealloc_blocks * HT_BLOCK_BYTES,
         .resident_bytes = o->resident * unit - lacks,

@@ -24,6 +24,7 @@ struct ht_obj_extra {
     struct ht_shm *shm;
     uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
     uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
+    uint64_t cold_blocks;   /* of these, in the vault; the same */
     uint64_t log_chunks, log_promised; /* that have log bytes; that will have some */
     uint32_t used_bytes;               /* of each chunk, that may have content; 0: all */
     uint8_t height;                    /* nodes above a leaf */
@@ -90,6 +91,7 @@ struct ht_objects {
     uint64_t tables_bytes_max;    /* for calls that ask: chunk.h */
     bool tables_full;             /* the last call that wanted more of these bytes was refused */
     uint64_t superseded_blocks;   /* that the publication of scope 0 makes free, as far as it is on devices */
+    uint64_t cold_blocks;         /* of references of all objects, in the vault */
     uint64_t aside_blocks;        /* set aside for objects to come: a part of what the allocator has reserved */
     uint64_t meta_bytes;          /* heap of objects, chunks, refcounts and scopes */
     uint64_t meta_bytes_max;      /* for a replay: txn/replay.c */
@@ -128,6 +130,10 @@ void ht_chunk_set_log_reserved(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES
 uint64_t ht_obj_shared_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* The same of references to the vault: also the sums of its scope and of the store. */
+uint64_t ht_obj_cold_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_add_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /* Its content is changed otherwise than through a batch pin. */
 static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {

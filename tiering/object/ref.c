@@ -91,6 +91,24 @@ bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b)
     return true;
 }
 
+uint32_t ht_ref_devices(const struct ht_ref *r)
+{
+    uint32_t devices = 0;
+
+    for (unsigned i = 0; ht_ref_holds(r) && i < ht_ref_extents(r); i++) {
+        unsigned device = ht_ref_extent(r, i).device;
+        devices |= device < HT_DEVICES_MAX ? 1u << device : 0;
+    }
+    return devices;
+}
+
+int ht_ref_home(const struct ht_ref *r)
+{
+    unsigned device = ht_ref_holds(r) ? ht_ref_extent(r, 0).device : HT_DEVICES_MAX;
+
+    return device < HT_DEVICES_MAX ? (int)device : -1;
+}
+
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r)
 {
     return (ht_ref_extents(r) - 1) * HT_FRAG_RECORD_BYTES;

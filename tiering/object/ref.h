@@ -46,6 +46,21 @@ static inline bool ht_ref_holds(const struct ht_ref *r)
 {
     return r->stored;
 }
+/*
+ * Does the content lie in the vault (HT_VAULT_*_BITS in format.h)? Such a reference has one extent and the bit shared:
+ * the vault is the other owner, and never ends. So its space is in no table, and comes from no allocator.
+ */
+static inline bool ht_ref_is_cold(const struct ht_ref *r)
+{
+    return r->stored && r->place >> 48 == HT_DEVICE_VAULT;
+}
+/* Can these blocks be content of a segment? */
+static inline bool ht_vault_place_valid(uint64_t block, uint32_t blocks)
+{
+    uint32_t unit = block & (HT_VAULT_UNITS - 1);
+
+    return block < 1ull << 48 && unit && blocks && unit + blocks <= HT_VAULT_UNITS;
+}
 /* Bytes that an image needs for what is stored, and for what counts. */
 static inline uint32_t ht_ref_image_bytes(const struct ht_ref *r)
 {
@@ -69,6 +84,12 @@ static inline uint64_t ht_place(unsigned device, uint64_t number)
 uint64_t ht_ref_place(const struct ht_ref *r);
 /* i-th extent. */
 struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
+/*
+ * For who uses a device as an index or a bit: the devices of all extents, as bits. And that of the first extent; -1: it
+ * has none. A reference that holds nothing, or lies in the vault, has no devices.
+ */
+uint32_t ht_ref_devices(const struct ht_ref *r);
+int ht_ref_home(const struct ht_ref *r);
 /* Another reference to the same, with an array of its own; it is no owner yet. */
 int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_MUST_CHECK;
 bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);

@@ -249,9 +249,9 @@ int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 {
     struct ht_refcounts *r = &s->frees.refcounts;
     struct ht_refcount_table *t;
-    int rc = make_room(s);
+    int rc = ht_ref_is_cold(ref) ? 0 : make_room(s);
 
-    if (rc)
+    if (rc || ht_ref_is_cold(ref))
         return rc;
     struct ht_refcount *e = lookup(r, ht_ref_place(ref), &t);
     if (!e) {
@@ -281,6 +281,8 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
     struct ht_refcount_table *t;
     struct ht_refcount *e = ref->shared ? lookup(r, ht_ref_place(ref), &t) : NULL;
 
+    if (ht_ref_is_cold(ref))
+        return HT_REFCOUNT_OWNED;
     if (!e)
         return HT_REFCOUNT_FREE;
     if (e->owners > 1 && !HT_MUTANT("owner-forgotten")) {

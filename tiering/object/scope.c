@@ -90,6 +90,11 @@ void ht_obj_join(struct ht_obj *o, struct ht_scope *sc)
     o->scope = sc;
     if (sc)
         sc->objects++;
+    if (sc && was) {
+        uint64_t cold = ht_obj_cold_blocks(o);
+        sc->cold_blocks += cold;
+        was->cold_blocks -= cold;
+    }
     if (!was)
         return;
     was->objects--;
@@ -250,6 +255,24 @@ uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope)
     uint64_t bytes = sc ? sc->found_bytes : 0;
     ht_store_unlock(s);
     return bytes;
+}
+
+uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    uint64_t blocks = sc ? sc->cold_blocks : 0;
+    ht_store_unlock(s);
+    return blocks * HT_BLOCK_BYTES;
+}
+
+bool ht_scope_is_empty(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    bool empty = !sc || !sc->objects;
+    ht_store_unlock(s);
+    return empty;
 }
 
 uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope)

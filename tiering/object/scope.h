@@ -17,6 +17,7 @@ struct ht_scope {
         unsigned changing;      /* calls that change content */
         unsigned aborts;        /* how many began */
         uint64_t written_bytes; /* of its objects, to devices */
+        uint64_t cold_blocks;   /* of their references, in the vault */
         bool aborting;
         bool frozen;              /* a kept step: no content changes */
         bool all_paths;           /* its content goes to devices of each class */

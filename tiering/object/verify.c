@@ -27,6 +27,7 @@ struct tally {
     uint32_t dirty, unpublished, resident, writing, held;
     uint64_t published, lost;
     uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, superseded_blocks, dirty_bytes;
+    uint64_t cold_blocks;
     uint64_t log_chunks;
 };
 
@@ -41,6 +42,7 @@ static void add(struct tally *to, const struct tally *t)
     to->lost += t->lost;
     to->stored_blocks += t->stored_blocks;
     to->shared_blocks += t->shared_blocks;
+    to->cold_blocks += t->cold_blocks;
     to->prealloc_blocks += t->prealloc_blocks;
     to->reserved_blocks += t->reserved_blocks;
     to->superseded_blocks += t->superseded_blocks;
@@ -85,6 +87,8 @@ static void check_ref(const struct ht_obj *o, const struct ht_ref *ref, struct t
     t->lost += ht_ref_lost(ref);
     t->stored_blocks += blocks;
     t->shared_blocks += ref->shared ? blocks : 0;
+    t->cold_blocks += ht_ref_is_cold(ref) ? blocks : 0;
+    assert(!ht_ref_is_cold(ref) || (ref->shared && o->obj_class != HT_CLASS_SCRATCH));
 }
 
 /* An image is as long as each reference, its bytes are valid in one interval, and it knows its chunk. */
@@ -252,6 +256,7 @@ static void check_object(struct ht_obj *o, struct tally *all, uint64_t *tables_b
     assert(o->resident == t.resident && o->writing == t.writing);
     assert(o->stored_blocks >= t.stored_blocks && (t.held || o->stored_blocks == t.stored_blocks));
     assert(ht_obj_shared_blocks(o) == t.shared_blocks && x->prealloc_blocks == t.prealloc_blocks);
+    assert(ht_obj_cold_blocks(o) == t.cold_blocks);
     assert(!ht_obj_has_extra(o) || x->log_chunks == t.log_chunks);
     assert(x->rewrite_reserve_left <= 2 * x->rewrite_reserve_blocks);
     assert(!x->may_be_dirty || x->shm);
@@ -398,7 +403,7 @@ void ht_objects_verify(struct ht_store *s, bool idle)
         }
     assert(s->objects.count == count && count_listed(s) == listed);
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
-    assert(s->objects.superseded_blocks == t.superseded_blocks);
+    assert(s->objects.superseded_blocks == t.superseded_blocks && s->objects.cold_blocks == t.cold_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
     assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
     assert(!idle || (!t.held && !s->flow.writing_blocks));

@@ -69,7 +69,8 @@ static bool has_room(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LO
 
 static bool may_go_out(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size;
+    return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size &&
+        !ht_obj_cold_blocks(o); /* which no thread that holds a chunk waits for */
 }
 
 /* Bytes of objects that no program has open. */

@@ -269,7 +269,9 @@ void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group)
 
 uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e)
 {
-    return e->device < a->device_count && a->device[e->device].offline ? 0 : e->blocks;
+    if (e->device >= a->device_count)
+        return e->device == HT_DEVICE_VAULT ? 0 : e->blocks;
+    return a->device[e->device].offline ? 0 : e->blocks;
 }
 
 void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out)
@@ -321,15 +323,21 @@ void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks)
 
 void ht_alloc_pending_free_add(struct ht_alloc *a, const struct ht_extent *e)
 {
-    a->device[e->device].deferred += e->blocks;
-    a->pending_free += ht_alloc_countable(a, e);
+    struct device *d = &a->device[e->device];
+
+    assert(extent_inside(a, e));
+    d->deferred += e->blocks;
+    a->pending_free += d->offline ? 0 : e->blocks;
 }
 
 void ht_alloc_pending_free_sub(struct ht_alloc *a, const struct ht_extent *e)
 {
-    assert(a->device[e->device].deferred >= e->blocks && a->pending_free >= ht_alloc_countable(a, e));
-    a->device[e->device].deferred -= e->blocks;
-    a->pending_free -= ht_alloc_countable(a, e);
+    struct device *d = &a->device[e->device];
+    uint32_t countable = d->offline ? 0 : e->blocks;
+
+    assert(extent_inside(a, e) && d->deferred >= e->blocks && a->pending_free >= countable);
+    d->deferred -= e->blocks;
+    a->pending_free -= countable;
 }
 
 /* ------------------------------------------------------- allocation */

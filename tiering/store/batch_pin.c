@@ -8,6 +8,9 @@
  *   end:   images dirty and free; staged chunks that changed start their write to new space
  *   finish: references installed, buffers and chunks free
  *
+ * Content in the vault comes before any chunk is locked. If a chunk has such content that did not come, because it
+ * changed meanwhile, all begins again.
+ *
  * A chunk whose staged write fails has lost its current content: it is BAD until abort or overwrite.
  */
 #include <assert.h>
@@ -29,6 +32,7 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/fill.h"
 #include "tiering/data/shares.h"
 #include "tiering/engine/engine.h"
@@ -41,7 +45,8 @@ struct part {
     void *staging;
     uint32_t bytes; /* of its image */
     bool stored, reading, writing, filled;
-    bool copied; /* staged, from an image that is too short for it */
+    struct ht_cold_want cold; /* its content from the vault */
+    bool copied;              /* staged, from an image that is too short for it */
     int rc;
 };
 
@@ -183,6 +188,10 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     p->stored = ref != NULL;
     if (ref)
         p->io.ref = *ref;
+    if (lc->mode != HT_BATCH_PIN_OVERWRITE && ht_chunk_is_away(s, c) &&
+        !(p->cold.fetch && ht_ref_same_place(ht_cold_ref(&p->cold), ref) &&
+          ref->visible <= ht_cold_ref(&p->cold)->visible))
+        return -EREMOTE;
     if (ht_chunk_images(o, c)->mapped && (lc->mode != HT_BATCH_PIN_READ || ht_chunk_is_volatile(o, lc->index))) {
         int rc = ht_image_attach(o, c, lc->index, 0, false); /* so programs see the update, and it sees their stores */
         if (rc)
@@ -270,9 +279,13 @@ static int start_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
             memset(lc->data, 0, lc->staged ? lc->len : p->bytes);
             continue;
         }
+        p->reading = true;
+        if (p->cold.fetch) {
+            memcpy(lc->data, ht_cold_bytes(&p->cold), p->io.ref.visible);
+            continue;
+        }
         ht_chunk_read_start(&p->io, l->ring_, lc->data);
         ht_ring_offer(l->ring_);
-        p->reading = true;
         rc = p->io.rc;
     }
     ht_ring_kick(l->ring_);
@@ -286,14 +299,36 @@ static int finish_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
 
     for (unsigned i = 0; i < l->count; i++) {
         struct part *p = &w->part[i];
-        int rc = p->reading ? ht_chunk_read_finish(&p->io, l->ring_) : 0;
+        int rc = p->reading && !p->cold.fetch ? ht_chunk_read_finish(&p->io, l->ring_) : 0;
         if (rc && !first)
             first = rc;
     }
     return first;
 }
 
-int ht_batch_pin_begin(struct ht_batch_pin *l)
+/* Fetches content from the vault; no chunk is held. Releases the lock. */
+static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        if (l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE)
+            rc = ht_cold_begin(l->chunk[i].obj, l->chunk[i].index, false, false, &w->part[i].cold);
+    for (unsigned i = 0; i < 2 * l->count; i++) { /* those that others wait for come first */
+        struct ht_cold_want *cold = &w->part[i % l->count].cold;
+        int one = cold->fetch && cold->leads == (i < l->count) ? ht_cold_wait(cold) : 0;
+        rc = rc ? rc : one;
+    }
+    return rc;
+}
+
+static void put_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned i = 0; i < l->count; i++)
+        ht_cold_put(&w->part[i].cold);
+}
+
+static int begin(struct ht_batch_pin *l)
 {
     struct ht_store *s = l->store;
     unsigned order[N];
@@ -305,6 +340,8 @@ int ht_batch_pin_begin(struct ht_batch_pin *l)
     ht_store_lock(s);
     struct ht_batch_pin_work *w = work_get(s);
     int rc = w && l->ring_ ? 0 : -ENOMEM;
+    if (!rc && s->objects.cold_blocks)
+        rc = fetch_cold(l, w);
     for (unsigned k = 0; !rc && k < l->count; k++)
         rc = take_chunk(s, w, &l->chunk[order[k]], &w->part[order[k]]);
     ht_store_unlock(s);
@@ -320,12 +357,23 @@ int ht_batch_pin_begin(struct ht_batch_pin *l)
         ht_store_lock(s);
         for (unsigned i = 0; i < l->count; i++)
             release_chunk(s, &l->chunk[i], &w->part[i]);
+        put_cold(l, w);
         work_put(s, w);
         ht_store_unlock(s);
         l->priv_ = NULL;
     }
     if (rc)
         HT_PROBE2(batch_pin_end, l, rc);
+    return rc;
+}
+
+int ht_batch_pin_begin(struct ht_batch_pin *l)
+{
+    int rc;
+
+    do
+        rc = begin(l);
+    while (rc == -EREMOTE);
     return rc;
 }
 
@@ -369,6 +417,7 @@ int ht_batch_pin_wait(struct ht_batch_pin *l)
     }
     for (unsigned i = 0; i < l->count; i++)
         w->part[i].reading = false;
+    put_cold(l, w);
     ht_store_unlock(s);
     return rc;
 }
@@ -446,9 +495,7 @@ static int find_home(const struct ht_store *s, const struct part *p) HT_REQUIRES
 {
     int target_device = ht_chunk_target_device(s, p->io.chunk);
 
-    if (target_device >= 0 || !p->stored || !ht_ref_holds(&p->io.ref))
-        return target_device;
-    return (int)ht_ref_extent(&p->io.ref, 0).device;
+    return target_device >= 0 || !p->stored ? target_device : ht_ref_home(&p->io.ref);
 }
 
 static uint32_t chunk_blocks(const struct ht_batch_pin_chunk *lc)

@@ -32,6 +32,7 @@ struct clone {
     struct ht_obj *src, *dst;
     uint64_t src_off, dst_off, len, done;
     bool share;   /* as far as objects and offsets allow sharing */
+    bool in_root; /* content in the vault may be shared: it stays below its model root */
     uint8_t *buf; /* a chunk, once something has to be copied */
 };
 
@@ -108,7 +109,8 @@ static ssize_t clone_hole(struct clone *k, uint64_t n)
  * Takes the content of chunk index of the source, if it lies in the first n bytes. Returns 0 or COPY; 0 with an empty
  * out: a hole.
  */
-static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
+static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, bool in_root, struct ht_ref *out)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c = ht_chunk_find(o, index);
 
@@ -120,7 +122,8 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     int rc = 0;
     if (c->flags & HT_CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
-    else if (newer || ht_obj_images(o)->mapped || (ref && (ref->visible > n || ht_ref_endangered(o->s, ref))))
+    else if (newer || ht_obj_images(o)->mapped || (ref && ht_ref_is_cold(ref) && !in_root) ||
+             (ref && (ref->visible > n || ht_ref_endangered(o->s, ref))))
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
@@ -165,6 +168,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         ht_chunk_install(o, c, index, ref);
         o->stored_blocks += ht_ref_blocks(ref);
         ht_obj_add_shared(o, ref);
+        ht_obj_add_cold(o, ref);
         o->version++;
         ht_obj_note_edit(o);
         ht_obj_grow_locked(o, end);
@@ -199,7 +203,7 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
         ht_store_unlock(s);
         return 0;
     }
-    int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
+    int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, k->in_root, &t.ref);
     t.flush_error_passes = ht_flush_error_passes(s);
     bool hole = !rc && !ht_ref_holds(&t.ref);
     if (!rc && !hole) {
@@ -268,7 +272,22 @@ static unsigned aborts_of(struct ht_obj *o)
     return aborts;
 }
 
+/* Is the target in the scope of the source, which is a model root? It stays there while it is being written. */
+static bool in_one_root(struct ht_obj *src, struct ht_obj *dst)
+{
+    ht_store_lock(src->s);
+    bool one = src->scope == dst->scope && src->scope->id;
+    ht_store_unlock(src->s);
+    return one;
+}
+
 ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len)
+{
+    return ht_obj_clone_from(src, src_off, dst, dst_off, len, in_one_root(src, dst));
+}
+
+ssize_t ht_obj_clone_from(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len,
+                          bool in_root)
 {
     uint64_t size = ht_obj_size(src);
 
@@ -281,7 +300,7 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
         return -EFBIG;
     if (src == dst && overlap(src_off, dst_off, len))
         return -EINVAL;
-    struct clone k = {.src = src, .dst = dst, .src_off = src_off, .dst_off = dst_off, .len = len};
+    struct clone k = {.src = src, .dst = dst, .src_off = src_off, .dst_off = dst_off, .len = len, .in_root = in_root};
     k.share = may_share(src, src_off, dst, dst_off);
     if (k.share)
         ht_obj_clean(src, (src_off + ht_obj_bytes_per_chunk(src) - 1) >> src->chunk_shift,

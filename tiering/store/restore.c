@@ -10,6 +10,7 @@
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/store/store_priv.h"
 
 /* Is there something that may be newer than the reference? */
 static bool is_newer(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
@@ -87,7 +88,7 @@ bool ht_obj_same(struct ht_obj *a, struct ht_obj *b, uint64_t off, uint64_t *out
 static int clone_all(struct ht_obj *from, struct ht_obj *to, uint64_t off, uint64_t len)
 {
     while (len) {
-        ssize_t n = ht_obj_clone(from, off, to, off, len);
+        ssize_t n = ht_obj_clone_from(from, off, to, off, len, true); /* of its own kept step */
         if (n <= 0)
             return n ? (int)n : -ESTALE; /* the source was cut */
         off += (uint64_t)n;

@@ -13,6 +13,7 @@
 #include "tiering/object/space.h"
 #include "tiering/cache/staging.h"
 #include "tiering/data/chunk_io.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine.h"
@@ -62,6 +63,15 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
     }
     ht_chunk_relock_exclusive(o, c, index);
     int rc = 0;
+    while (!image_has(s, c, a, b) && ht_chunk_is_away(s, c)) { /* an image that came may go again */
+        ht_chunk_unlock_exclusive_staying(o, c, index);
+        begin_miss(o, r);
+        rc = ht_cold_bring(o, c, index);
+        end_miss(o, r);
+        if (rc)
+            return rc;
+        ht_chunk_lock_exclusive(o, c, index);
+    }
     if (c->flags & HT_CH_BAD)
         rc = -EIO;
     else if (!image_has(s, c, a, b) && !is_hole(o, c, index)) {
@@ -113,13 +123,36 @@ static bool is_background(void)
  * Releases the lock in between. False: nothing was read, because there is an image, a change or an error; the usual way
  * shows which.
  */
+static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_cold_want w;
+    int rc = ht_cold_begin(o, index, false, false, &w);
+
+    if (rc || !w.fetch)
+        return false;
+    rc = ht_cold_wait(&w);
+    uint32_t visible = ht_cold_ref(&w)->visible;
+    uint32_t there = visible > a ? (uint32_t)ht_min_u64(len, visible - a) : 0;
+    if (!rc) {
+        memcpy(buf, ht_cold_bytes(&w) + a, there);
+        memset(buf + there, 0, len - there);
+    }
+    ht_cold_put(&w);
+    return rc == 0;
+}
+
 static bool read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     struct ht_ref ref;
 
-    if (!is_background() || !may_read_past(o, c, index) || ht_ref_copy(&ref, &c->pub))
+    if (!is_background() || !may_read_past(o, c, index))
+        return false;
+    if (ht_ref_is_cold(&c->pub))
+        return read_past_cold(o, index, a, len, buf);
+    if (ht_ref_copy(&ref, &c->pub))
         return false;
     ht_store_unlock(s);
     int rc = read_ref(o, index, &ref, a, len, buf);
@@ -351,7 +384,9 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         return rc;
     bool late = false;
     ht_chunk_lock_exclusive(o, c, index);
-    rc = prepare_write(o, c, index, a, a + len);
+    /* Writeback never waits for the vault: an image that replaces a part of such content has the rest. */
+    bool keeps = ht_chunk_is_away(s, c) && (a > 0 || a + len < ht_chunk_ref(c)->visible);
+    rc = keeps ? -EREMOTE : prepare_write(o, c, index, a, a + len);
     if (!rc) {
         uint8_t *data = ht_arena_data(s->arena, c->slot) + a;
         ht_store_unlock(s);
@@ -397,10 +432,15 @@ ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len
 
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
-    ssize_t rc = ht_obj_lock_for_change(o, &sc);
-    if (rc)
-        return rc;
-    rc = write_locked(o, off, buf, len);
-    ht_obj_unlock_after_change(o, sc);
-    return rc;
+    for (;;) {
+        ssize_t rc = ht_obj_lock_for_change(o, &sc);
+        if (rc)
+            return rc;
+        rc = write_locked(o, off, buf, len);
+        ht_obj_unlock_after_change(o, sc);
+        if (rc == -EREMOTE) /* no abort waits for a change that waits for the vault */
+            rc = ht_cold_bring_ends(o, off, len);
+        if (rc || !len)
+            return rc;
+    }
 }

@@ -126,6 +126,10 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->checksum_errors = s->flow.checksum_errors;
     out->read_errors = s->flow.read_errors;
     out->write_errors = s->flow.write_errors;
+    out->cold_bytes = s->objects.cold_blocks * HT_BLOCK_BYTES;
+    out->cold_read_bytes = s->flow.cold_read_blocks * HT_BLOCK_BYTES;
+    out->cold_waits = s->flow.cold_waits;
+    out->cold_wait_ns = s->flow.cold_wait_ns;
     out->meta_bytes = s->objects.meta_bytes;
     out->working_bytes = working_bytes(s) + out->log.memory_bytes;
     ht_shm_stats(s, out);
@@ -230,7 +234,7 @@ static bool add_space(struct ht_obj *o, uint64_t *index, uint64_t *stored_blocks
     {
         if (looked_at++ == SPACE_SLICE)
             return true;
-        if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
+        if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub) || ht_ref_is_cold(&c->pub)) /* the vault frees nothing */
             continue;
         const struct ht_refcount *e = ht_refcount_find(o->s, &c->pub);
         *stored_blocks += ht_ref_blocks(&c->pub);

@@ -30,6 +30,7 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/verify.h"
 #include "tiering/data/write_frame.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/members.h"
@@ -346,6 +347,19 @@ static int prepare_for_frames(struct ht_store *s)
     return rc;
 }
 
+/* fsck reads no vault. */
+static int connect_vault(struct ht_store *s)
+{
+    ht_store_lock(s);
+    bool known = s->vault.known && !s->opts.leave_out;
+    ht_store_unlock(s);
+    int rc = known ? ht_cold_connect(s) : 0;
+    if (rc)
+        ht_error("the vault %s cannot be used: %s", s->opts.vault_url ? s->opts.vault_url : "that the store remembers",
+                 strerror(-rc));
+    return rc;
+}
+
 int ht_store_mount(struct ht_store *s)
 {
     int rc = check_features(s);
@@ -363,6 +377,8 @@ int ht_store_mount(struct ht_store *s)
         ht_alloc_set_marking(s->alloc, false);
         ht_store_unlock(s);
     }
+    if (!rc)
+        rc = connect_vault(s);
     if (rc)
         ht_store_unclaim(s);
     if (rc || s->opts.read_only)

@@ -10,6 +10,7 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/slice.h"
 #include "tiering/object/space.h"
+#include "tiering/data/cold.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
 #include "tiering/store/store_priv.h"
@@ -176,7 +177,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
     ht_chunk_lock_exclusive(o, c, index);
     int rc = 0;
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
-        rc = ht_image_attach(o, c, index, b, false);
+        rc = ht_chunk_is_away(s, c) ? -EREMOTE : ht_image_attach(o, c, index, b, false);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         if (!rc)
@@ -222,12 +223,15 @@ static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len) HT_REQUIRE
 int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 {
     struct ht_scope *sc;
-    int rc = ht_obj_lock_for_change(o, &sc);
+    int rc;
 
-    if (rc)
-        return rc;
-    rc = punch_locked(o, off, len);
-    ht_obj_unlock_after_change(o, sc);
+    do {
+        rc = ht_obj_lock_for_change(o, &sc);
+        if (rc)
+            return rc;
+        rc = punch_locked(o, off, len);
+        ht_obj_unlock_after_change(o, sc);
+    } while (rc == -EREMOTE && !(rc = ht_cold_bring_ends(o, off, len)));
     return rc;
 }
 

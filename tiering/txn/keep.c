@@ -370,6 +370,7 @@ static int share_chunk(struct ht_keep *w, struct ht_obj *o, struct ht_chunk *c, 
         ref.shared = 1;
         copy->stored_blocks += ht_ref_blocks(&ref);
         ht_obj_add_shared(copy, &ref);
+        ht_obj_add_cold(copy, &ref);
         ht_ref_log_reserve_pieces(s, &ref);
     }
     to->pub = ref;

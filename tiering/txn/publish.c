@@ -35,6 +35,15 @@ void ht_record_ids(struct ht_buf *b, uint64_t next)
     ht_record_put(b, HT_REC_IDS, bytes, sizeof(bytes));
 }
 
+void ht_tx_put_vault(struct ht_tx *tx, const struct ht_vault *v)
+{
+    size_t mark = ht_record_begin(&tx->records, HT_REC_VAULT);
+
+    ht_buf_put(&tx->records, v->uuid, sizeof(v->uuid));
+    ht_buf_put(&tx->records, v->url, strlen(v->url));
+    ht_record_end(&tx->records, mark);
+}
+
 void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size)
 {
     size_t mark = ht_record_begin(b, HT_REC_OBJECT);

@@ -29,6 +29,7 @@
 #include "tiering/object/ref.h"
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
+#include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -149,7 +150,8 @@ static int read_extents(struct ht_store *s, struct ht_reader *r, struct ht_exten
         uint8_t zero = ht_get_u8(r);
         e[i].blocks = ht_get_u16(r);
         e[i].block = ht_get_u64(r);
-        if (zero || e[i].device >= s->dev_count || !e[i].blocks || e[i].blocks > HT_CHUNK_BLOCKS_MAX ||
+        bool cold = e[i].device == HT_DEVICE_VAULT && n == 1 && ht_vault_place_valid(e[i].block, e[i].blocks);
+        if (zero || (e[i].device >= s->dev_count && !cold) || !e[i].blocks || e[i].blocks > HT_CHUNK_BLOCKS_MAX ||
             e[i].block >= 1ull << 48)
             return -EUCLEAN;
         blocks += e[i].blocks;
@@ -225,6 +227,24 @@ static int replay_ids(struct ht_store *s, struct ht_reader *r)
     return 0;
 }
 
+static int replay_vault(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_vault v = {.known = true};
+    char url[HT_REMOTE_URL_BYTES];
+    const uint8_t *uuid = ht_get_bytes(r, sizeof(v.uuid));
+    size_t len = (size_t)(r->end - r->p);
+    const uint8_t *text = ht_get_bytes(r, len);
+
+    if (!uuid || !text || !len || len >= sizeof(v.url))
+        return -EUCLEAN;
+    memcpy(v.uuid, uuid, sizeof(v.uuid));
+    memcpy(v.url, text, len);
+    if (strlen(v.url) != len || ht_remote_url(v.url, url) || strcmp(url, v.url) != 0)
+        return -EUCLEAN;
+    s->vault = v;
+    return 0;
+}
+
 static int note_unknown(struct ht_store *s, uint16_t type)
 {
     struct ht_unknown_records *u = &s->txn->unknown;
@@ -247,6 +267,8 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
         return replay_chunk(s, r);
     case HT_REC_CHUNK_DEL:
         return replay_chunk_del(s, r);
+    case HT_REC_VAULT:
+        return replay_vault(s, r);
     default:
         return note_unknown(s, type);
     }
@@ -343,6 +365,16 @@ static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) 
     return 0;
 }
 
+static int settle_cold(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_extent e = ht_ref_extent(&c->pub, 0);
+
+    c->pub.shared = 1;
+    ht_obj_add_shared(o, &c->pub);
+    ht_obj_add_cold(o, &c->pub);
+    return o->s->vault.known ? 0 : note_conflict(o, index, &e, -ENXIO);
+}
+
 /*
  * A reference that begins in taken space may be another owner of the same extents: it waits until all first owners are
  * known. Until then the bit shared of its reference marks it.
@@ -350,13 +382,17 @@ static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) 
 static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct settling *w)
     HT_REQUIRES(HT_LOCK_STORE)
 {
+    bool cold = ht_ref_is_cold(&c->pub);
     struct ht_extent first = ht_ref_extent(&c->pub, 0);
     bool holds = ht_ref_holds(&c->pub), taken = holds && ht_alloc_begins_taken(o->s->alloc, &first);
-    int rc = !holds ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+    int rc = cold ? settle_cold(o, c, index)
+        : !holds  ? 0
+        : taken   ? add_waiting(w, o, c, index)
+                  : mark_ref(o, index, &c->pub);
 
     if (rc)
         return rc;
-    c->pub.shared = taken;
+    c->pub.shared = taken || cold;
     o->stored_blocks += ht_ref_blocks(&c->pub);
     ht_chunk_set_log_reserved(o, c);
     return ht_journal_reserve(o->s->journal, HT_CHUNK_LOG_BYTES + ht_ref_extra_bytes(&c->pub), true);
@@ -605,11 +641,15 @@ int ht_store_replayed(struct ht_store *s)
     rc = settle_all(s, &w);
     HT_UNSHARED(HT_LOCK_STORE);
     rc = settle_shared(s, &w, rc);
+    if (!rc && s->vault.known)
+        rc = ht_journal_reserve(s->journal, HT_VAULT_RECORD_BYTES, true);
     if (!rc && s->txn->conflict_count && !s->opts.read_only && !s->opts.repair) {
         const struct ht_ref_conflict *x = &s->txn->conflicts[0];
         ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,
                  (unsigned long long)x->index,
-                 x->error == -EEXIST ? "its space belongs to another one too" : "its place is outside the device",
+                 x->error == -ENXIO        ? "it lies in a vault, and the log names none"
+                     : x->error == -EEXIST ? "its space belongs to another one too"
+                                           : "its place is outside the device",
                  x->device, (unsigned long long)x->block);
         rc = -EUCLEAN;
     }

@@ -4,6 +4,7 @@
 #define HITRAIN_TIERING_TXN_TXN_H
 
 #include "tiering/base/base.h"
+#include <hitrain/format.h>
 #include "tiering/io/rings.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -124,5 +125,10 @@ bool ht_obj_may_share(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
  * done with it. An error of the call: none was shared, or the log has failed.
  */
 int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+struct ht_vault;
+/* The record of the store's vault. It has log bytes as long as there is one. */
+enum { HT_VAULT_RECORD_BYTES = 8 + 16 + HT_VAULT_URL_BYTES };
+void ht_tx_put_vault(struct ht_tx *tx, const struct ht_vault *v);
 
 #endif
