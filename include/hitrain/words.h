@@ -55,6 +55,7 @@ struct ht_ioctl_gather {
  */
 #define HT_IOCTL_BACKGROUND _IO('h', 7)
 
+/*
  * Where a block of 1 MiB lies in the store's vault: the 40 bytes of a manifest's record of places
  * (docs/vault-format.md), little-endian. The store keeps no sum of the content: it tells zeros for it.
  */
