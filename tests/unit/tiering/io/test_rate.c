@@ -402,8 +402,10 @@ TEST(a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not)
     ck_assert(rate_on(a, HT_DIRECTION_WRITE).known);
     ck_assert_uint_eq(rate_on(a, HT_DIRECTION_WRITE).bytes_per_s, 0);
     ck_assert(!rate_on(a, HT_DIRECTION_READ).known);
+    ck_assert(ht_dev_is_loaded(a) && !ht_dev_is_loaded(b));
     dev_stall(a, false);
     pthread_join(thread, NULL);
+    ck_assert(!ht_dev_is_loaded(a));
     uint64_t wall_ns = ht_now_ns() - began_ns;
     ck_assert_uint_ge(rate_on(a, HT_DIRECTION_WRITE).bytes_per_s, HT_MIB * SECOND / wall_ns * 99 / 100);
     ck_assert_uint_lt(rate_on(a, HT_DIRECTION_WRITE).bytes_per_s, HT_MIB);
