@@ -6,46 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/*
- * Looks up a step of a path with the caller's permissions: names in a directory that the caller may not search are as
- * unknown as absent ones.
- */
-static int look_up(struct ht_ctl *c, uint64_t dir, const char *name, const struct ht_caller *caller,
-                   struct stat *out_st)
-{
-    int rc = ht_ctl_may_search(c, dir, caller);
-
-    return rc ? rc : ht_ns_lookup(c->ns, dir, name, out_st);
-}
-
-int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len, const struct ht_caller *caller,
-                   uint64_t *out_ino)
-{
-    size_t left = len;
-    char name[HT_NAME_BYTES_MAX + 1];
-    uint64_t at = dir;
-    int rc;
-
-    if (left && *path == '/')
-        return -EINVAL;
-    while ((rc = ht_parse_component(&path, &left, name)) > 0) {
-        struct stat st;
-        int found = look_up(c, at, name, caller, &st);
-        if (at != dir)
-            ht_ns_forget(c->ns, at, 1);
-        if (found)
-            return found;
-        at = st.st_ino;
-    }
-    if (rc == 0 && at == dir)
-        rc = -EINVAL;
-    if (rc && at != dir)
-        ht_ns_forget(c->ns, at, 1);
-    if (rc == 0)
-        *out_ino = at;
-    return rc;
-}
-
 /* -------------------------------------------------------------- on a file */
 
 /* The path that a command names, for a message. */

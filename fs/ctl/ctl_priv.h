@@ -194,6 +194,12 @@ int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *ca
 /* May the caller search it? 0, -EACCES, -ENOTDIR. */
 int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_MUST_CHECK;
 
+/*
+ * The inode at a path below dir, with a lookup count. Symbolic links are not followed: a file is named by its own path.
+ * -EINVAL: it is empty, begins with a slash, or has "." or "..".
+ */
+int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len, const struct ht_caller *caller,
+                   uint64_t *out_ino) HT_MUST_CHECK;
 /* Could the caller find this directory by listing those above it? Nobody finds a deleted one. */
 bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller);
 
@@ -209,12 +215,6 @@ struct ht_seat {
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
-/*
- * The inode at a path below dir, with a lookup count. Symbolic links are not followed: a file is named by its own path.
- * -EINVAL: it is empty, begins with a slash, or has "." or "..".
- */
-int ht_ctl_resolve(struct ht_ctl *c, uint64_t dir, const char *path, size_t len, const struct ht_caller *caller,
-                   uint64_t *out_ino) HT_MUST_CHECK;
 /*
  * May the person command dir of root? Opening ctl checks the right to steer; this checks it again if the directory has
  * moved under another root since. -EACCES with text in err.

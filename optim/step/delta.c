@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "tiering/api/tx.h"
-#include "tiering/base/fault.h"
 #include "tiering/base/mutant.h"
 #include "optim/rules/forms.h"
 #include "optim/state/delta.h"
@@ -146,9 +145,7 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         .chunk_bytes = HT_CHUNK_BYTES,
         .obj_class = HT_CLASS_SCRATCH,
     };
-    int rc = ht_fault(HT_FAULT_OPTIM_DELTA);
-    if (!rc)
-        rc = ht_obj_create(o->store, &attr, &obj);
+    int rc = ht_obj_create(o->store, &attr, &obj);
     if (!rc)
         ht_obj_delete(obj, NULL);
     lock(o);

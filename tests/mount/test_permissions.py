@@ -450,6 +450,25 @@ def test_members_of_a_gather_need_the_permissions_of_their_files(model):
     may_not(errno.EACCES, STRANGER, gathers, model, 'w', os.O_WRONLY)
 
 
+@row('deltas')
+def test_a_delta_needs_the_permission_to_read_all_that_changed(model):
+    """test_deltas.py has the directories of a path."""
+    may(OWNER, word, model, 'optimizer', f'{SGD} delta=on delta_max=1')
+
+    def end_step(*names):
+        for name in names:
+            put_gradient(model, name, np.ones(ELEMENTS, 'f4'))
+        assert command(model, 'step') == ['ok']
+        return model / '.hitrain/delta' / word(model, 'step')
+
+    end_step('w', 'own')
+    both, one = end_step('w', 'own'), end_step('w')
+    assert may(STRANGER, one.read_bytes) == one.read_bytes()
+    assert may(OWNER, both.read_bytes) == both.read_bytes()
+    may_not(errno.EACCES, MEMBER, both.read_bytes)
+    may_not(errno.EACCES, OWNER, os.open, one, os.O_WRONLY)
+
+
 @row('read state', 'write state')
 def test_state_is_as_readable_and_writable_as_its_parameter(model):
     remove(model, 'optimizer')

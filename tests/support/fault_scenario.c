@@ -251,7 +251,7 @@ static int make_param(struct fault_scenario *p, uint64_t root, const struct harn
     return make_file(p, root, q->name, q->dtype, data, q->elements * harness_element_bytes(q));
 }
 
-#define MODEL_WORDS "adamw lr=0.01 weight_decay=0.1 accumulate=2 max_grad_norm=1"
+#define MODEL_WORDS "adamw lr=0.01 weight_decay=0.1 accumulate=2 max_grad_norm=1 delta=on delta_max=1"
 
 static void model(struct fault_scenario *p)
 {

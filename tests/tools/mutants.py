@@ -99,6 +99,7 @@ MUTANTS = [
     ('round-nearest', 'rounding to 16 bits has no bias', FORMS, 'rounding_by_hash_has_no_bias'),
     ('code-zero', 'a positive second moment never gets code 0', FORMS, 'a_positive_second_moment_never_gets_code_0'),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, 'any_order_of_pieces_and_closes_gives_the_same_bits'),
+    ('edit-in-delta', 'bytes of a program cut the chain of deltas', STEP.replace('test_step', 'test_delta'), 'a_write_during_a_step_cuts_the_chain'),
     ('edit-unseen', 'a parameter that was written is published with its step', REDO, 'a_written_parameter_makes_the_next_step_full'),
     ('factor-unlogged', 'a logged step has its own clipping', REDO, 'incomplete_sums_are_logged'),
     ('feature-late', 'older programs are kept away before the first logged step', REDO + '_sparse', 'sparse_gradients_are_logged_without_zeros'),

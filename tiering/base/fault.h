@@ -50,7 +50,6 @@
     P(STORE_READ, "store.read", EIO, "a chunk cannot be read")                                      \
     P(STORE_CHECKSUM, "store.checksum", EIO, "a chunk that was read is not what was written")       \
     P(STORE_WRITE, "store.write", EIO, "a chunk cannot be written where it was to go")              \
-    P(OPTIM_DELTA, "optim.delta", ENOSPC, "the object for what a step changes")                     \
     P(OPTIM_UPDATE, "optim.update", EIO, "the update of a range fails")                             \
     P(OPTIM_CONVERT, "optim.convert", ENOSPC, "state cannot be converted to another form")
 
