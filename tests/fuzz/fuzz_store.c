@@ -63,8 +63,8 @@ static bool append(struct ht_journal *j, struct ht_buf *group)
 
 static bool is_known(uint8_t type)
 {
-    return (type >= HT_REC_EPOCH && type <= HT_REC_CHECKPOINT_END) ||
-        (type >= HT_REC_IDS && type <= HT_REC_VAULT) || (type >= HT_REC_NS_FIRST && type <= HT_REC_NS_TARGET) ||
+    return (type >= HT_REC_EPOCH && type <= HT_REC_CHECKPOINT_END) || (type >= HT_REC_IDS && type <= HT_REC_VAULT) ||
+        (type >= HT_REC_NS_FIRST && type <= HT_REC_NS_TARGET) ||
         (type >= HT_REC_OPT_FIRST && type <= HT_REC_OPT_REDO_DEL);
 }
 
