@@ -25,10 +25,10 @@ struct ht_cold_fetch {
     struct ht_obj *obj; /* with a reference */
     uint64_t index;
     struct ht_ref ref;
+    struct ht_remote *remote; /* that has the get; NULL: none took it, or it has ended */
     struct ht_remote_get get;
     uint8_t *bytes; /* a chunk */
     unsigned users;
-    bool is_under_way; /* the client has it */
     bool done;
     int rc;
 };
@@ -88,7 +88,9 @@ static int ask(struct ht_store *s, struct ht_cold_fetch *f, bool ahead) HT_REQUI
         .to = f->bytes,
         .is_ahead = ahead,
     };
-    return s->data->remote ? ht_remote_begin(s->data->remote, &f->get) : -ENOTCONN;
+    int rc = s->data->remote ? ht_remote_begin(s->data->remote, &f->get) : -ENOTCONN;
+    f->remote = rc ? NULL : s->data->remote;
+    return rc;
 }
 
 int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, struct ht_cold_want *out)
@@ -114,8 +116,6 @@ int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, str
         free_fetch(f);
         return rc;
     }
-    f->is_under_way = !f->rc;
-    s->data->remote_users += f->is_under_way;
     o->refs++;
     ht_list_add_tail(&s->data->fetching, &f->link);
     *out = (struct ht_cold_want){f, true};
@@ -156,7 +156,7 @@ static void report(const struct ht_cold_fetch *f, int rc)
 /* Without the lock: the client's answer, verified. */
 static int receive(struct ht_store *s, struct ht_cold_fetch *f)
 {
-    int rc = f->is_under_way ? ht_remote_end(s->data->remote, &f->get) : f->rc;
+    int rc = f->remote ? ht_remote_end(f->remote, &f->get) : f->rc;
 
     if (!rc && !ht_ref_matches(s, &f->ref, f->bytes) && !HT_MUTANT("cold-checksum"))
         rc = -EUCLEAN;
@@ -184,7 +184,7 @@ int ht_cold_wait(const struct ht_cold_want *w)
     int rc = receive(s, f);
     ht_activity_go_on();
     ht_store_lock(s);
-    s->data->remote_users -= f->is_under_way;
+    f->remote = NULL;
     s->flow.cold_read_blocks += rc ? 0 : ht_ref_blocks(&f->ref);
     s->flow.read_errors += rc != 0;
     f->rc = rc;
@@ -340,14 +340,22 @@ static void changed(void *ctx, bool silent)
         ht_event(HT_EVENT_VAULT_ANSWERS, &about, "the vault answers again");
 }
 
-static struct ht_remote *take_remote(struct ht_store *s, struct ht_remote *next)
+static bool has_gets(const struct ht_store *s, const struct ht_remote *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_list_for_each_entry(f, &s->data->fetching, const struct ht_cold_fetch, link)
+        if (f->remote == r)
+            return true;
+    return false;
+}
+
+/* New fetches go to the next one; the caller frees the one before, which has no get. */
+static struct ht_remote *exchange(struct ht_store *s, struct ht_remote *next)
 {
     ht_store_lock(s);
     struct ht_remote *was = s->data->remote;
-    s->data->remote = NULL; /* no fetch begins with it any more */
-    while (s->data->remote_users)
-        ht_store_wait(s, &s->data->fetched, 0);
     s->data->remote = next;
+    while (was && has_gets(s, was))
+        ht_store_wait(s, &s->data->fetched, 0);
     ht_store_unlock(s);
     return was;
 }
@@ -370,14 +378,13 @@ int ht_cold_connect(struct ht_store *s)
     config.url = s->opts.vault_url ? s->opts.vault_url : url;
     int rc = ht_remote_new(&config, &remote);
     if (!rc)
-        ht_remote_free(take_remote(s, remote));
+        ht_remote_free(exchange(s, remote));
     return rc;
 }
 
 void ht_cold_disconnect(struct ht_store *s)
 {
-    if (s->data && s->data->remote)
-        ht_remote_free(take_remote(s, NULL));
+    ht_remote_free(exchange(s, NULL));
 }
 
 int ht_cold_state(struct ht_store *s, struct ht_remote_state *out)

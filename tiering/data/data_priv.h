@@ -45,9 +45,8 @@ struct ht_data {
     /* cold.c */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_list fetching, ahead; /* fetches that are not done; of these, those ahead */
-        unsigned remote_users;          /* gets that the client has; it goes without them */
+        struct ht_remote *remote;       /* NULL: no vault */
     };
-    struct ht_remote *remote; /* NULL: no vault. It changes with the store's lock, and while no get uses it */
     pthread_cond_t fetched;
     pthread_cond_t probe_ended;
     struct ht_decoders decoders;

@@ -472,7 +472,7 @@ static int finish_cold(struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE)
     return rc;
 }
 
-/* What lies in the vault, some at a time. -EAGAIN, of others that fetch ahead: this one is on the way alone. */
+/* Content in the vault, some chunks at a time. */
 static int prefetch_cold(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_cold_want w[COLD_MAX];
@@ -493,9 +493,13 @@ static int prefetch_cold(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LO
             first = (first + 1) % COLD_MAX;
             count--;
         }
-        int begun = rc ? rc : ht_cold_begin(o, index, false, false, &w[(first + count) % COLD_MAX]);
-        rc = begun;
-        count += !begun && w[(first + count) % COLD_MAX].fetch;
+        struct ht_cold_want *next = &w[(first + count) % COLD_MAX];
+        rc = rc ? rc : ht_cold_begin(o, index, false, false, next);
+        if (rc || !next->fetch)
+            continue;
+        count += next->leads;
+        if (!next->leads) /* another thread brings it: none waits for others before its own */
+            ht_cold_put(next);
         room -= HT_MIB;
     }
     for (; count; count--, first = (first + 1) % COLD_MAX) {

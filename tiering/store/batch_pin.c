@@ -311,6 +311,11 @@ static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_RE
 {
     int rc = 0;
 
+    for (unsigned i = 0; l->nowait && i < l->count; i++) { /* the thread may hold other chunks */
+        struct ht_chunk *c = ht_chunk_find(l->chunk[i].obj, l->chunk[i].index);
+        if (c && l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE && ht_chunk_is_away(l->store, c))
+            return -EAGAIN;
+    }
     for (unsigned i = 0; !rc && i < l->count; i++)
         if (l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE)
             rc = ht_cold_begin(l->chunk[i].obj, l->chunk[i].index, false, false, &w->part[i].cold);

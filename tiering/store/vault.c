@@ -40,7 +40,8 @@ static int set_vault(struct ht_store *s, const struct ht_vault *v) HT_REQUIRES(H
     return rc;
 }
 
-static int put_vault(struct ht_store *s, const struct ht_vault *v)
+/* *same: it is the vault already. */
+static int put_vault(struct ht_store *s, const struct ht_vault *v, bool *same)
 {
     struct ht_tx *tx;
     uint64_t lsn;
@@ -56,7 +57,8 @@ static int put_vault(struct ht_store *s, const struct ht_vault *v)
     rc = ht_tx_commit(tx, &lsn);
     if (!rc && !set)
         rc = ht_store_sync(s, lsn);
-    return set && set != -EALREADY ? set : rc;
+    *same = set == -EALREADY;
+    return set && !*same ? set : rc;
 }
 
 int ht_store_set_vault(struct ht_store *s, const uint8_t uuid[16], const char *url)
@@ -70,9 +72,12 @@ int ht_store_set_vault(struct ht_store *s, const uint8_t uuid[16], const char *u
     if (ht_is_read_only(s))
         return -EROFS;
     rc = ht_store_need_features(s, HT_FEAT_REFUSE_COLD);
+    struct ht_remote_state state;
+    int was = ht_cold_state(s, &state);
+    bool same = false;
     if (!rc)
-        rc = put_vault(s, &v);
-    return rc ? rc : ht_cold_connect(s);
+        rc = put_vault(s, &v, &same);
+    return rc || (same && !was) ? rc : ht_cold_connect(s);
 }
 
 int ht_store_vault(struct ht_store *s, struct ht_vault_info *out)

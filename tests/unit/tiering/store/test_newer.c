@@ -105,7 +105,7 @@ TEST(records_of_a_participant_that_is_missing_survive)
 /* In the numbers of the journal, of the store, of names and of the optimizer, and beyond. */
 TEST_LOOP(no_type_of_a_later_version_is_dropped, 5)
 {
-    static const uint16_t types[] = {HT_REC_CHECKPOINT_END + 1, HT_REC_CHUNK_DEL + 1, HT_REC_NS_LAST, HT_REC_OPT_LAST,
+    static const uint16_t types[] = {HT_REC_CHECKPOINT_END + 1, HT_REC_VAULT + 1, HT_REC_NS_LAST, HT_REC_OPT_LAST,
                                      UINT16_MAX};
     uint64_t oid = make_store(types[_i]);
 
