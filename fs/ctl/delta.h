@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * delta.h - .hitrain/delta/STEP: what a step has changed, as a safetensors file (state/delta.h has the content).
+ * delta.h - .hitrain/delta/STEP: the changes of a step, as a safetensors file (state/delta.h has the content).
  *
  *   NAME.indices   I32, or I64 beyond 2^31 elements; ascending, in the flat parameter NAME
  *   NAME.values    the new values, in the parameter's dtype, or bf16

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* delta.c - `hitrainctl delta`: what a step has changed, to standard output. */
+/* delta.c - `hitrainctl delta`: the changes of a step, to standard output. */
 #include "mount-helpers/ctl/ctl.h"
 
 #include <dirent.h>

@@ -34,7 +34,7 @@ struct ht_mkfs_target {
 /*
  * Makes sure that a path may be formatted, creating the file if asked, and holds it. Reports errors. Existing content
  * stays, except the size of a regular file with both --size and --force. store: the newest superblock of the store that
- * it joins, or NULL: a member of it is refused, and what an interrupted --add has left on the device does not count.
+ * it joins, or NULL: its members are refused, and what an interrupted --add has left on the device does not count.
  */
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o, const struct ht_super *store) HT_MUST_CHECK;
 /* Releases the target; undo: and removes the file that ht_mkfs_open created. */

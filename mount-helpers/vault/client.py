@@ -30,7 +30,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 def keep_memory():
-    """What was fetched goes back to the allocator and not to the kernel, which would clear its pages for each fetch anew."""
+    """Fetched memory goes back to the allocator and not to the kernel, which would clear its pages for each fetch anew."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, 'mallopt'):
         libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * delta.c - updates note which elements they change, and a boundary makes the delta of the step of it.
+ * delta.c - updates note which elements they change, and a boundary makes them the delta of its step.
  *
  * A worker that holds chunks waits for no memory, so what it notes stays in its own buffer. It begins the next range
  * beside one only while the buffer has room for both, and both are of one root. When it holds no chunk the buffer goes

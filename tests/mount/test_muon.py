@@ -116,7 +116,7 @@ def test_a_step_has_two_phases(model):
 
 
 def test_both_phases_stay_in_memory(make_store):
-    """What is handed out and given back passes through the DRAM tier: a model of several tiers writes none of it."""
+    """Updates that are handed out and given back pass through the DRAM tier: a model of several tiers writes none of it."""
     store, side, late = make_store('1G'), 512, 2
     store.mount('dram=64M')
     shapes = {f'w{n:02}': (side, side) for n in range(64)}

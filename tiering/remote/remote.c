@@ -127,7 +127,7 @@ static bool left_alone_has_room(struct ht_remote *r, unsigned *out_free)
     return has_room;
 }
 
-/* What was under way is asked again, and so is the probe. */
+/* Requests under way are sent again, and so is the probe. */
 static void end_program(struct ht_remote *r, const char *why) HT_REQUIRES(HT_LOCK_REMOTE)
 {
     unsigned i = 0;

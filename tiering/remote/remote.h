@@ -8,7 +8,7 @@
  *
  * A thread of the client starts the program hitrain-vault-SCHEME at the first need, sends what is queued, and copies
  * what comes into the memory of the caller. A program that ends is started again 1, 2, 4 ... 60 s after its start, and
- * what was under way is asked again. No more than two killed programs that the kernel does not let go exist at a time.
+ * requests under way are sent again. No more than two killed programs that the kernel does not let go exist at a time.
  *
  * Silence: each get has a deadline. The vault is silent from the first deadline that passes, and gets are refused at
  * once. A probe goes to it every 5 s, and the first answer in time ends the silence. A program that keeps a request for

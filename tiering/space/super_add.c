@@ -29,7 +29,7 @@ int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev
     with.device_count = index + 1;
     with.device_bytes[index] = ht_dev_size(dev);
     with.device_class[index] = (uint8_t)device_class;
-    with.member_epoch[index] = 0; /* it has no part in the history, so the members know all of it */
+    with.member_epoch[index] = 0; /* the members know the whole history without it */
     with.feat_ignore |= device_class == HT_DEVICE_CAPACITY ? HT_FEAT_IGNORE_CLASSES : 0;
     with.writer = 0;
     int rc = ht_super_make_uuid(with.device_uuid[index]);

@@ -187,7 +187,7 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     uint32_t there = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
-        if (!is_background()) /* nor is what is there kept for its sake */
+        if (!is_background()) /* nor does an image stay for its sake */
             ht_chunk_use_image(o, c);
         data = ht_arena_data(s->arena, c->slot) + a;
         /* Made shorter by another thread: shared memory ends there, too. */

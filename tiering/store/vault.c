@@ -194,7 +194,7 @@ static struct ht_obj_place place_of(const struct ht_ref *ref, uint64_t index)
     };
 }
 
-/* Does the chunk show what lies in the vault, and all of it? */
+/* Does the chunk show all bytes of its block in the vault? */
 static bool shows_place(const struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
