@@ -264,7 +264,7 @@ static int sort_pieces(struct ht_delta *d)
     return 0;
 }
 
-/* What readers need to know of the parameters. -ESTALE: one of them is gone. */
+/* What readers need to know of the parameters. -ESTALE: one is gone. */
 static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     for (size_t i = 0; i < d->params; i++) {
