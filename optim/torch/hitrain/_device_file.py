@@ -62,18 +62,16 @@ class DeviceFile(MappedFile):
         if not discard:
             self.attach()
         with self._lock:
-            try:
-                if self._is_direct and self._loaded is not None:
-                    with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
-                        self._loaded.synchronize()  # code may change the mapping now
-                if not discard:
-                    self._write_back()
-            finally:
-                if not keep_copy:
-                    self._free()
-                if self._in_use:
-                    self._in_use = False
-                    self._put()
+            if self._is_direct and self._loaded is not None:
+                with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
+                    self._loaded.synchronize()  # code may change the mapping now
+            if not discard:
+                self._write_back()
+            if not keep_copy:
+                self._free()
+            if self._in_use:
+                self._in_use = False
+                self._put()
 
     def ready(self) -> None:
         """The stream that computes may use the values."""

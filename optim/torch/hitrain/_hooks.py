@@ -173,7 +173,7 @@ class Hooked(Early):
         self._rest()
 
     def _rest(self, discard: bool = False, keep_copies: bool = False) -> None:
-        """All tensors are in the memory of the CPU, also those of a device that is broken, before its first error is raised."""
+        """All tensors are in the memory of the CPU. One whose values cannot be taken from the device stays, and keeps no other there."""
         if not (self._on_device if keep_copies else self._has_copies):
             return
         errors = []
