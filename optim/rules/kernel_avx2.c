@@ -97,7 +97,7 @@ static uint64_t stir_avx2(const struct ht_scalars *s, float *m, const void *g, u
         ht_kernels_scalar.stir(s, m + done, tail, dtype, u + done, n - done);
 }
 
-/* 32 bytes at a time: most have not changed. */
+/* 32 bytes at a time, of which most have not changed. */
 HT_LANES_FN size_t changed_all(const uint8_t *was, const uint8_t *is, size_t bytes, size_t n, uint32_t first,
                                uint16_t *place, uint8_t *value)
 {

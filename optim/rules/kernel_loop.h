@@ -243,7 +243,7 @@ HT_LANES_FN void halve_all(uint16_t *half, const float *x, size_t n)
         lanes_store_halves(half + i, lanes_load_f32(x + i), HT_DTYPE_BF16);
 }
 
-/* Elements from i on, one by one; count before have changed. */
+/* Elements from i on, one by one; count before i have changed. */
 HT_LANES_FN size_t changed_one_by_one(const uint8_t *was, const uint8_t *is, size_t bytes, size_t i, size_t n,
                                       uint32_t first, uint16_t *place, uint8_t *value, size_t count)
 {

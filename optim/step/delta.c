@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * delta.c - updates note which elements they change, and a boundary makes them the delta of its step.
+ * delta.c - updates note which elements they change, and a boundary makes the delta of the step.
  *
  * A worker that holds chunks waits for no memory, so what it notes stays in its own buffer. It begins the next range
  * beside one only while the buffer has room for both, and both are of one root. When it holds no chunk the buffer goes
@@ -25,7 +25,7 @@ enum {
 };
 
 struct ht_delta_writer {
-    struct ht_root *root; /* of what is in it; NULL: nothing is */
+    struct ht_root *root; /* whose changes are here; NULL: none are */
     uint64_t used;
     unsigned pieces;
     struct ht_delta_piece piece[SPARE_PIECES + 2 * RANGE_PIECES_MAX];

@@ -85,7 +85,7 @@ RUN_BY = {
     ('docs/guide.md', 'sh'): (2, 'system/test_package.py'),
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
     ('docs/offload.md', 'python'): (3, 'optim/test_torch_microbatches.py'),
-    ('docs/pytorch.md', 'python'): (4, 'optim/test_torch_readme.py'),
+    ('docs/pytorch.md', 'python'): (5, 'optim/test_torch_readme.py'),
     ('docs/operations.md', 'sh'): (2, 'mount/test_documents.py'),
     ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
     ('docs/vault.md', 'python'): (1, 'mount/test_vault_examples.py'),

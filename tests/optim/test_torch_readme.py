@@ -21,6 +21,7 @@ def code(name, heading):
 
 ALONE, SHARED = code('README.md', 'Train with PyTorch'), code('docs/pytorch.md', 'Several processes')
 JOB = code('docs/pytorch.md', 'Several stores of one job')
+INFERENCE = code('docs/pytorch.md', 'Weights for inference')
 LR = 3e-4  # as there
 STEPS = 3
 
@@ -187,3 +188,33 @@ def test_safetensors_files_and_an_offloaded_model(folder, tmp_path, monkeypatch)
     with names['optimizer'] as optimizer:
         assert optimizer.committed_step == STEPS
         assert all(torch.equal(p, values(copy)[n]) for n, p in values(names['model']).items())
+
+
+class Ended(Exception):
+    """Of the trainer."""
+
+
+def test_inference_that_follows_a_trainer(folder):
+    model = make_model()
+    engine = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    wholes = []
+    with hitrain.AdamW(model.named_parameters(), folder / 'model', lr=LR, deltas=8, delta_max=1) as optimizer:
+
+        def end_step():
+            if optimizer.committed_step == STEPS:
+                raise Ended
+            loss_of(model, optimizer.committed_step, 0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def load_all():
+            wholes.append(optimizer.committed_step)
+            for name, p in engine.items():
+                p.copy_(torch.frombuffer(bytearray((folder / 'model' / name).read_bytes()), dtype=p.dtype).reshape(p.shape))
+
+        end_step()
+        with pytest.raises(Ended):
+            exec(INFERENCE.replace('/mnt/hitrain/model', str(folder / 'model')),
+                 {'hitrain': hitrain, 'load_all': load_all, 'engine_parameters': engine, 'wait': end_step})
+        assert wholes == [1] and optimizer.committed_step == STEPS
+        assert all(torch.equal(engine[name], p) for name, p in model.named_parameters())

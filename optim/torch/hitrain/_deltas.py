@@ -13,10 +13,11 @@ that the step changed, with their new values. Readers need no optimizer, and any
                 at.apply(engine.parameters)
         wait()
 
-A model that is read while steps run is a mixture of them. It is right when the deltas up to the step at the end of the reading are applied,
+A model that is read while steps run is a mixture. It is right when the deltas up to the step at the end of the reading are applied,
 as the loop does: a delta has new values, and no differences.
 """
 import contextlib
+import errno
 import io
 import json
 import os
@@ -125,7 +126,7 @@ def _folder(root: str) -> str:
 
 def _read(root: str, step: int, changes: bool = True) -> Delta:
     path = os.path.join(_folder(root), str(step))
-    with open(path, 'rb') as f:
+    with _opened(path) as f:
         tensors, said = tensors_of(f, path)
         if said.get('format') != FORMAT or said.get('version') != VERSION:
             raise ValueError(f'{path} is no {FORMAT} of version {VERSION}')
@@ -137,6 +138,16 @@ def _read(root: str, step: int, changes: bool = True) -> Delta:
     for name, shape in shapes.items():
         found.changes.update(_members(root, name, Change(data[f'{name}.indices'], data[f'{name}.values'], tuple(shape))))
     return found
+
+
+def _opened(path: str) -> io.BufferedReader:
+    """A parameter that has lost its name cuts the chain, too."""
+    try:
+        return open(path, 'rb')
+    except OSError as e:
+        if e.errno == errno.ESTALE:
+            raise FileNotFoundError(errno.ENOENT, e.strerror, path) from e
+        raise
 
 
 def _load(f: io.BufferedReader, t: Tensor) -> torch.Tensor:

@@ -280,7 +280,7 @@ TEST(nan_and_negative_zero_are_compared_by_their_bits)
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(base_of(3), 0);
     follow();
-    /* Other NaNs became quiet ones in step 3. So nothing changes in step 4. */
+    /* Every NaN became a quiet one in step 3. So nothing changes in step 4. */
     write_gradient(&w, &w.param[0], zeros);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(base_of(4), 3);
