@@ -267,20 +267,32 @@ static const struct command {
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
      "  --json           as JSON\n"},
-    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT] [--rank=rofR | --shard=rofR [--lost=q]] [--json]", NULL, NULL, NONE,
-     0,
+    {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT | --cold] [--rank=rofR | --shard=rofR [--lost=q]] [--json]", NULL,
+     NULL, NONE, 0,
      "Makes a model root in the new directory DIR, of a step in a vault, or of one on standard input. A step that is cut or\n"
      "damaged leaves nothing there.\n\n"
+     "  --cold           the content stays in the vault, and the store reads it from there\n"
      "  --base=ROOT      a model root of the same store: what its kept steps have is shared, and not fetched\n"
      "  --rank=rofR      all that rank r of R has archived\n"
      "  --shard=rofR     rank r of R: the blocks that it owns after this change of ranks, of a full step of all ranks\n"
      "  --lost=q         the former rank that is gone; without it the last ones leave\n"
      "  --json           as JSON\n"},
-    {"vault", "init|probe|list|verify|forget|gc URL[/JOB[@STEP]] [STEP...] [--grace=TIME] [--json]", NULL, NULL, NONE,
-     0,
+    {"recall", "PATH [--json]", NULL, NULL, NONE, 0,
+     "Brings the cold content of a model root, or of a file in one, to the devices of the store, and waits for it.\n\n"
+     "  --json           as JSON\n"},
+    {"demote", "ROOT URL/JOB | --older-than=TIME MOUNTPOINT URL [--rate=BYTES] [--json]", NULL, NULL, NONE, 0,
+     "Archives a model that no program uses, reads all of that back, and makes the model cold at its own name. Its devices have\n"
+     "room for others then. Its kept steps go, and it refuses those that no vault has.\n\n"
+     "  --older-than=TIME  all models of the mount that nobody has changed for so long, as in 7d; their paths are their jobs\n"
+     "  --rate=BYTES       at most so many bytes per second, as in 100M\n"
+     "  --json             as JSON\n"},
+    {"vault", "init|probe|list|verify|forget|gc|unpin URL[/JOB[@STEP]] [STEP...|MOUNTPOINT] [--grace=TIME] [--json]",
+     NULL, NULL, NONE, 0,
      "init makes a vault; probe tries what its engine promises; list shows jobs, the steps of a job, or the ranks of a step; verify\n"
-     "reads steps and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n\n"
+     "reads steps and compares all checksums; forget drops steps of a job; gc removes what no step needs and is older than the grace.\n"
+     "unpin drops the pins of a store that none of its models needs any more.\n\n"
      "  --grace=TIME  of init: how long content may wait for its step, as in 24h (the default); at least 1h\n"
+     "  --store=UUID  of unpin, in place of a mount point: all pins of a store that is gone, of 32 hexadecimal digits\n"
      "  --json        as JSON\n"},
     {"reshard", "ROOT --to=R [--lost=r] [--json]", NULL, ht_cmd_reshard, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_TO) | OPT_BIT(OPT_LOST),

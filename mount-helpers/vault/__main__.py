@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl runs this folder for its commands `archive`, `restore`, `verify` and `vault`, and for `steps --vault`: python3 FOLDER COMMAND WORD...
+"""hitrainctl runs this folder for its commands on vaults, for `verify` and for `steps --vault`: python3 FOLDER COMMAND WORD...
 Standard library only. A command is a module with run(words); it returns an exit status, or None for success.
 """
 import importlib
@@ -14,7 +14,7 @@ from say import error           # noqa: E402
 from words import Usage         # noqa: E402
 
 COMMANDS = {'archive': 'archive_command', 'restore': 'restore_command', 'verify': 'verify_command',
-            'vault': 'vault_command', 'steps': 'steps_command'}
+            'vault': 'vault_command', 'steps': 'steps_command', 'recall': 'recall_command', 'demote': 'demote_command'}
 
 
 def main(command, *words):

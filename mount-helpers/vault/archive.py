@@ -9,6 +9,7 @@ import struct
 import time
 
 from archived import NOTHING, Archived, OfManifest
+from cold_places import TOLD_BYTES, places_of
 from control import Held
 from entry import Entry
 from kept import Kept, names_of
@@ -104,11 +105,12 @@ def to_pipe(kept, output, base=None, base_digest=None):
 
 class Packer:
     """Content that is new becomes segments, which are put while more is read. known: an Archived whose places are used
-    again. put(build) -> (lease, n) makes a segment of the parts that build(lease, n) yields. One thread, and PUTS more.
+    again; cold: an Archived where content lies that the store reads from there. put(build) -> (lease, n) makes a segment of the parts that build(lease, n) yields. One thread, and PUTS more.
     """
 
-    def __init__(self, put, uuid, owner, known=None, rate=None):
+    def __init__(self, put, uuid, owner, known=None, rate=None, cold=None):
         self.put, self.uuid, self.owner, self.known, self.rate = put, uuid, owner, known, Rate(rate)
+        self.cold = cold
         self.buffers = Buffers(VAULT_BUFFERS)
         self.pool = concurrent.futures.ThreadPoolExecutor(PUTS)
         self.segment, self.gives = Segment(), []
@@ -121,13 +123,21 @@ class Packer:
     # ---- items before they are read ----
 
     def expand(self, items):
-        """Blocks that the base has become Known, or are read if the base's have another length, or are zero there."""
-        path, state = b'', b''
+        """Blocks that the base has, and those that are cold, become Known. The base's are read if they have another length, or
+        are zero there.
+        """
+        path, state, cold = b'', b'', None
         for item in items:
             if type(item) is Entry:
-                path, state = item.path, b''
+                path, state, cold = item.path, b'', None
             elif type(item) is State:
-                state = item.name
+                state, cold = item.name, None
+            if type(item) is Want and self.cold:
+                cold = places_of(item.handle) if cold is None else cold
+                place = self.cold.of(path, state).find(item.index) if item.index in cold else None
+                if place and place[:TOLD_BYTES] == cold[item.index]:
+                    yield Known(item.index, item.length, place)
+                    continue
             if type(item) is not Run:
                 yield item
                 continue
@@ -254,13 +264,14 @@ BEHIND = 8                      # part of the grace in which reads wait for a tr
 Packed = collections.namedtuple('Packed', 'end records segments own new shards')
 
 
-def pack(kept, put, uuid, owner, known=None, base=None, rate=None, behind_s=math.inf):
+def pack(kept, put, uuid, owner, known=None, base=None, rate=None, behind_s=math.inf, cold=None):
     """Puts all new content of a kept step: Packed. known: the Archived of a step in the vault; base: that step, if the
-    store keeps it, so that what both share is not even read. behind_s: as for Tree.
+    store keeps it, so that what both share is not even read. behind_s: as for Tree. cold: the Archived whose content the
+    store reads from the vault.
     """
     tree = Tree(kept.folder, base if known else None, behind_s)
     progress = Progress('archived', tree.bytes)
-    packer = Packer(put, uuid, owner, known, rate)
+    packer = Packer(put, uuid, owner, known, rate, cold)
     writer = Tracked(packer, kept.step)
     try:
         end = walk(kept, writer, in_order(packer.expand(tree.items()), packer.buffers),
@@ -290,6 +301,21 @@ def known_of(writer, engine, uuid, root):
     return (entry.step, entry.epoch), known, find_kept(root, entry.step, summary.digest, read=False)
 
 
+def cold_of(kept, engine, vault, writer):
+    """The Archived of the step whose content a kept step reads from this vault, and whose pin of this store keeps it; or None."""
+    text = kept.word(b'cold')
+    if not text:
+        return None
+    job, _, step = text.decode(errors='replace').partition('@')
+    key = next((key for key, _, of in jobs.pins_of(engine, job, writer.store) if str(of) == step), None)
+    if not key:
+        return None
+    step, epoch = (int(part, 16) for part in key.rpartition('/')[2].split('.')[:2])
+    found = jobs.read_step_object(engine, vault, job, step, epoch, None)
+    summary = found.summaries[writer.rank if len(found.summaries) == writer.ranks else 0]
+    return Archived(OfManifest(engine, vault.uuid, job, step, epoch, summary).items())
+
+
 def to_vault(root, kept, engine, vault, writer, lease, rate=None):
     """One kept step becomes a step of the job: (Summary, True if the job lists it). writer: writer.Writer of this rank;
     lease: lease.Lease. Restart: begin again. Fenced, Failure.
@@ -297,10 +323,10 @@ def to_vault(root, kept, engine, vault, writer, lease, rate=None):
     held = Held(kept)
     at, known, base = known_of(writer, engine, vault.uuid, root)
     owner = Owner(writer.job, kept.step, writer.epoch, writer.rank)
-    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate, vault.grace / BEHIND)
+    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate, vault.grace / BEHIND, cold_of(kept, engine, vault, writer))
     used = packed.segments - set(packed.own)
     summary = heads.Summary(heads.FULL, writer.rank, writer.ranks, 1, packed.end.bytes, packed.new, packed.end.digest,
-                            heads.NOTHING, packed.end.lineage, at if used else (0, 0), time.time_ns(), writer.store,
+                            heads.NOTHING, packed.end.lineage, at if used and at else (0, 0), time.time_ns(), writer.store,
                             writer.host, kept.name, packed.shards)
 
     def build(epoch):

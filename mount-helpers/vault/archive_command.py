@@ -45,23 +45,25 @@ def run(given):
 
 
 def vault(root, kept, url, o):
-    rank, ranks = o['rank'] or (0, 1)
     place, job, at = engine.split_job(url)
     if at is not None:
         raise words.Usage('expected URL/JOB without a step: a step has the number that the model gave it')
     with engine.open(place) as e:
-        found = jobs.open_vault(e)
-        if not o['single_writer']:
-            need_create(e)
-        store, host = identity.store(root), identity.host()
-        pause = Pause()
-        lease = Lease(e, found, store, identity.boot(), host, identity.LEASES, pause)
-        writer = Writer(e, found, job, rank, ranks, host, store, pause, bool(o['single_writer']),
-                        gives=False)
-        summary, listed = repeated(lambda: to_vault(root, kept, e, found, writer, lease, o['rate']))
+        summary = put(root, kept, e, jobs.open_vault(e), job, o['rank'] or (0, 1), o['rate'], bool(o['single_writer']))
+    report(root, kept, url, summary, o['json'])
+
+
+def put(root, kept, e, vault, job, rank=(0, 1), rate=None, single_writer=False):
+    """The Summary of a kept step that the job lists. Failure."""
+    if not single_writer:
+        need_create(e)
+    store, host, pause = identity.store(root), identity.host(), Pause()
+    lease = Lease(e, vault, store, identity.boot(), host, identity.LEASES, pause)
+    writer = Writer(e, vault, job, *rank, host, store, pause, single_writer, gives=False)
+    summary, listed = repeated(lambda: to_vault(root, kept, e, vault, writer, lease, rate))
     if not listed:
         raise Failure(f'{root}: step {kept.step} is not in {job}: a newer step is there, or a rank has none')
-    report(root, kept, url, summary, o['json'])
+    return summary
 
 
 def repeated(archive):

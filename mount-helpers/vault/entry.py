@@ -22,6 +22,8 @@ PREFIX = b'user.hitrain.'
 ACCESS_LISTS = b'system.posix_acl_access', b'system.posix_acl_default'
 # Marks of programs, which are part of no step.
 FOLLOW, STAGING = b'user.hitrain-follow', b'user.hitrain-receive'
+# Of a model whose content lies in a vault: JOB@STEP. The store sets it.
+COLD = PREFIX + b'cold'
 # Where content lies, and how it is stored: no part of a digest.
 NOT_IN_DIGEST = {PREFIX + b'tier', PREFIX + b'pin', PREFIX + b'compress'}
 
@@ -45,7 +47,7 @@ class Entry:
 
 def is_carried(name):
     """Is the attribute part of a step?"""
-    return name not in (FOLLOW, STAGING) and (name.startswith(b'user.') and len(name) > 5 or name in ACCESS_LISTS)
+    return name not in (FOLLOW, STAGING, COLD) and (name.startswith(b'user.') and len(name) > 5 or name in ACCESS_LISTS)
 
 
 def is_in_digest(name):

@@ -19,15 +19,18 @@ def boot():
         return bytes.fromhex(f.read().strip().replace('-', ''))
 
 
-def store(path):
-    """The uuid of the store that a path lies on, 16 bytes. A caller that may not read its device gets a number of the mount."""
+def uuid(path):
+    """The uuid of the store that a path lies on, 16 bytes; None: the caller may not read its device."""
     program = os.path.normpath(os.path.join(HERE, '../../../bin/hitrainctl'))
     try:
         done = subprocess.run([program, 'features', '--udev', path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, errors='replace', timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        done = None
-    found = done and re.search('^ID_FS_UUID=([0-9a-fA-F-]{36})$', done.stdout, re.M)
-    if found:
-        return bytes.fromhex(found[1].replace('-', ''))
-    return sum128(boot() + str(os.stat(path).st_dev).encode())
+        return None
+    found = re.search('^ID_FS_UUID=([0-9a-fA-F-]{36})$', done.stdout, re.M)
+    return bytes.fromhex(found[1].replace('-', '')) if found else None
+
+
+def store(path):
+    """The uuid, or a number of the mount."""
+    return uuid(path) or sum128(boot() + str(os.stat(path).st_dev).encode())

@@ -302,17 +302,26 @@ def list_manifests(engine, job, step=None, epoch=None, after=''):
 # ---- pins ----
 
 def pin(engine, vault, job, entry, store, boot, host):
-    """Keeps the segments of a listed step, until unpin. Failure if the step is not listed, and then nothing is pinned."""
+    """Keeps the segments of a listed step, until unpin. Failure if the step is not listed. The pin stays then: it may be one that
+    another model of this store needs (stores.unpin)."""
     key = objects.key_pin(job, entry.step, entry.epoch, store)
     engine.put_new(key, heads.pack_pin(vault.uuid, heads.Pin(entry.step, entry.epoch, store, boot, host)))
     parse(key, heads.parse_pin, engine.get(key), vault.uuid)
     if not find(highest(engine, vault, job), entry.step, entry.epoch):
-        engine.remove(key)
         raise Failure(f'job {job} lists step {entry.step} no more')
 
 
 def unpin(engine, job, entry, store):
     engine.remove(objects.key_pin(job, entry.step, entry.epoch, store))
+
+
+def pins_of(engine, job, store):
+    """Yields (key, job, step) of the pins of a store, 16 bytes."""
+    prefix = f'job/{job}/pin/'
+    for key, _, _ in engine.list(prefix):
+        step, _, of = (*key[len(prefix):].split('.'), '', '')[:3]
+        if of == store.hex() and objects.parse_number(step) is not None:
+            yield key, job, objects.parse_number(step)
 
 
 def entry_of(step, data):

@@ -77,28 +77,29 @@ def finish(path, staging, builder, step, then):
 class Making:
     """What fill() of make() works with."""
 
-    def __init__(self, path):
-        self.path, self.staging, self.builder = path, Staging(path), None
+    def __init__(self, path, staging):
+        self.path, self.staging, self.builder = path, staging, None
         self.progress = Progress('restored', 0)
 
-    def begin(self, total, base=None, root=None):
-        """Of so many bytes. base: a kept step of root whose blocks are shared."""
+    def begin(self, total, base=None, root=None, kind=Builder):
+        """Of so many bytes. base: a kept step of root whose blocks are shared. kind: the class that makes the files."""
         self.progress.total = total
         if base and os.fstat(base.folder.fd).st_dev != os.fstat(self.staging.folder.fd).st_dev:
             raise Failure(f'{self.path}: nothing is restored: {root} is in another store')
-        self.builder = Builder(self.staging.model, base, self.progress.add)
+        self.builder = kind(self.staging.model, base, self.progress.add)
 
     def take(self, item):
         stop.check()
         self.builder.take(item)
 
 
-def make(path, fill, steps=None):
-    """A new model root at path. fill(Making) calls begin(), gives all parts of the step to take(), and returns (step, what
-    this returns, with the end mark as end). steps: of logged steps that follow (apply.Steps). Failure leaves nothing.
+def make(path, fill, steps=None, staging=None):
+    """A new model root at path. fill(Making) calls begin(), gives all parts of the step to take(), and returns (step, what this
+    returns, with the end mark as end). steps: of logged steps that follow (apply.Steps). staging: its place, or None for a new
+    one. Failure leaves nothing.
     """
     stop.catch()
-    making = Making(path)
+    making = Making(path, staging or Staging(path))
     staging, progress = making.staging, making.progress
     try:
         staging.make_model()

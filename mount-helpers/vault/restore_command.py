@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl restore URL/JOB[@STEP]|- DIR: a new model root, from a vault or a pipe."""
+"""hitrainctl restore URL/JOB[@STEP]|- DIR: a new model root, from a vault or a pipe, or with --cold one whose content stays there."""
 import importlib
 import os
 import sys
@@ -12,12 +12,14 @@ import words
 
 def run(given):
     paths, o = words.parse(given, 2, 2, 'the URL of a job or -, and a new directory', base=words.text, json=None,
-                           follow=None, rank=words.rank, shard=words.rank, lost=words.number)
+                           follow=None, rank=words.rank, shard=words.rank, lost=words.number, cold=None)
     url, path = paths
     if o['lost'] is not None and not o['shard']:
         raise words.Usage('--lost is for --shard=rofR')
     if o['shard'] and (o['follow'] or url == '-'):
         raise words.Usage('--shard is for a step in a vault, without --follow')
+    if o['cold'] and (o['follow'] or o['shard'] or o['base'] or url == '-'):
+        raise words.Usage('--cold is for a step in a vault, without --follow, --shard and --base')
     if o['follow']:
         return importlib.import_module('follow').run_restore(url, path, o)
     if o['rank'] and (url == '-' or o['shard']):
@@ -29,6 +31,8 @@ def run(given):
         return
     if o['shard']:
         return shard_from_vault(url, path, o)
+    if o['cold']:
+        return cold_from_vault(url, path, o)
     report(path, from_vault(url, path, o['base'], o['rank'] or (0, 1)), o['json'], sys.stdout)
 
 
@@ -40,6 +44,14 @@ def shard_from_vault(url, path, o):
         chain = jobs.chain_of(e, vault, job, step)
         done = elastic.from_chain(path, e, vault, job, chain, o['shard'], o['lost'], o['base'])
     elastic.report(path, done, o['json'], sys.stdout)
+
+
+def cold_from_vault(url, path, o):
+    cold = importlib.import_module('cold')
+    place, job, step = engine.split_job(url)
+    with engine.open(place) as e:
+        done, cold_bytes = cold.from_vault(path, e, jobs.open_vault(e), job, step, o['rank'] or (0, 1))
+    cold.report(path, done, cold_bytes, o['json'])
 
 
 def from_vault(url, path, base, rank):

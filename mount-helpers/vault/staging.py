@@ -26,16 +26,20 @@ PREFIX = '.hitrain-receive-'
 MODEL = 'model'
 TRIES = 16
 DEPTH_MAX = 1024
-RENAME_NOREPLACE = 1
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def rename_new(old, old_parent, new, new_parent):
-    """Fails where the new name is taken."""
-    if _libc.renameat2(old_parent.fd, os.fsencode(old), new_parent.fd, os.fsencode(new), RENAME_NOREPLACE) < 0:
+def rename(old, old_parent, new, new_parent, how):
+    if _libc.renameat2(old_parent.fd, os.fsencode(old), new_parent.fd, os.fsencode(new), how) < 0:
         e = ctypes.get_errno()
         raise OSError(e, os.strerror(e))
+
+
+def rename_new(old, old_parent, new, new_parent):
+    """Fails where the new name is taken."""
+    rename(old, old_parent, new, new_parent, RENAME_NOREPLACE)
 
 
 # ---- removal ----
@@ -159,13 +163,14 @@ class Staging:
     def __init__(self, path):
         self.path, self.model, self.published = path, None, False
         above, self.name = os.path.split(path.rstrip('/'))
+        self.above = above or '.'
         if not self.name or self.name in ('.', '..') or len(os.fsencode(self.name)) > NAME_BYTES_MAX:
             raise Failure(f'{path}: this is no name of a new directory')
         try:
-            self.parent = Handle(os.open(above or '.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            self.parent = Handle(os.open(self.above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError as e:
             raise Failure(f'{path}: {e.strerror}') from None
-        self.check_parent(above or '.')
+        self.check_parent(self.above)
         for name in os.listdir(self.parent.fd):
             if re.fullmatch(f'{re.escape(PREFIX)}[0-9a-f]{{8}}', name):
                 remove_old(name, self.parent)
@@ -187,6 +192,9 @@ class Staging:
             raise explain(above, e) from None
         if self.has('.hitrain/grad'):
             raise Failure(f'{self.path} lies in a model; a step is restored into a directory outside of model roots')
+        self.check_name()
+
+    def check_name(self):
         if self.has(self.name):
             raise Failure(f'{self.path} is there already; a step is restored into a new directory')
 
@@ -241,8 +249,7 @@ class Staging:
         """Gives the model its name, durably. No other user can have changed the private directory. But that
         itself may have gone.
         """
-        if not is_there(self.temporary, self.parent, self.folder) or not is_there(MODEL, self.folder, self.model):
-            raise Failure(f'{self.path}: the step cannot get its name: somebody moved {self.temporary} away')
+        self.need_place()
         try:
             rename_new(MODEL, self.folder, self.name, self.parent)
             try:
@@ -258,8 +265,46 @@ class Staging:
         except OSError:
             pass                # it is empty: the next program removes it
 
+    def need_place(self):
+        if not is_there(self.temporary, self.parent, self.folder) or not is_there(MODEL, self.folder, self.model):
+            raise Failure(f'{self.path}: the step cannot get its name: somebody moved {self.temporary} away')
+
     def drop(self):
         try:
             remove_with_model(self.temporary, self.parent, self.folder)
         except OSError as e:
             print(f'hitrainctl: error: {self.temporary} is left, and can be removed: {e.strerror}', file=sys.stderr)
+
+
+class Replacing(Staging):
+    """A model that takes the name of the one that is there, of the folder old. At any moment one of the two has the name.
+    still(path): raises a Failure where the old one, which is at this path by then, is not what it was: it gets its name back.
+    """
+
+    def __init__(self, path, old, still):
+        self.old, self.still = old, still
+        super().__init__(path)
+
+    def check_name(self):
+        if not is_there(self.name, self.parent, self.old):
+            raise Failure(f'{self.path}: somebody moved it away')
+
+    def exchange(self):
+        rename(MODEL, self.folder, self.name, self.parent, RENAME_EXCHANGE)
+
+    def publish(self):
+        self.need_place()
+        self.check_name()
+        try:
+            self.exchange()
+            try:
+                os.fsync(self.parent.fd)
+                self.still(f'{self.above}/{self.temporary}/{MODEL}')
+            except BaseException:
+                self.exchange()
+                os.fsync(self.parent.fd)
+                raise
+        except OSError as e:
+            raise Failure(f'{self.path}: the names cannot be exchanged: {e.strerror}') from None
+        self.published = True
+        self.drop()

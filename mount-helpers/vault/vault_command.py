@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hitrainctl vault VERB URL: makes a vault, tries its engine, shows what is in it, checks that, drops steps, collects garbage."""
+"""hitrainctl vault VERB URL: makes a vault, tries its engine, shows what is in it, checks that, drops steps and pins, collects
+garbage.
+"""
 import json
 import time
 
@@ -15,6 +17,7 @@ import engine as engines
 import heads
 import jobs
 import stop
+import stores
 import words
 
 HEX_SHOWN = 12
@@ -23,7 +26,7 @@ KINDS = {heads.FULL: 'full', heads.LOGGED: 'logged'}
 
 def run(given):
     if not given or given[0] not in VERBS:
-        raise words.Usage('expected vault init, probe, list, verify, forget or gc, and a URL')
+        raise words.Usage('expected vault init, probe, list, verify, forget, gc or unpin, and a URL')
     stop.catch()
     return VERBS[given[0]](given[1:])
 
@@ -268,8 +271,25 @@ def gc(given):
         + (f', with {done.manifests} manifests, {done.steps} steps and {done.heads} heads' if done.manifests + done.steps + done.heads else ''))
 
 
+# ---- pins ----
+
+def do_unpin(given):
+    (url, *path), o = words.parse(given, 1, 2, 'the URL of a vault, and a mount point or --store=UUID', store=words.digest, json=None)
+    if (len(path) == 1) == bool(o['store']):
+        raise words.Usage('expected a mount point, or --store=UUID of a store that is gone')
+    with engines.open(url) as engine:
+        jobs.open_vault(engine)
+        if path:
+            gone = stores.unpin(stores.mount_of(path[0]), engine)
+        else:
+            gone = [key for job in jobs.list_jobs(engine) for key, _, _ in jobs.pins_of(engine, job, o['store'])]
+            for key in gone:
+                engine.remove(key)
+    say(o, {'vault': url, 'unpinned': gone}, f'{url}: {len(gone)} pins went')
+
+
 def time_of(seconds):
     return f'{seconds // 3600} h' if seconds % 3600 == 0 else f'{seconds // 60} min'
 
 
-VERBS = {'init': init, 'probe': do_probe, 'list': do_list, 'verify': verify, 'forget': forget, 'gc': gc}
+VERBS = {'init': init, 'probe': do_probe, 'list': do_list, 'verify': verify, 'forget': forget, 'gc': gc, 'unpin': do_unpin}

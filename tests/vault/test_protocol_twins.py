@@ -125,6 +125,16 @@ def a_pin_comes_too_late(stage):
     stage.world.finish(w)
 
 
+def a_forgotten_step_is_pinned_again(stage):
+    stage.pin(10)
+    entry = jobs.find(jobs.highest(stage.world.seat(), stage.vault, 'a'), 10)
+    stage.forget(10)
+    with pytest.raises(Failure):
+        stage.swap.get('pin', jobs).pin(stage.world.seat(), stage.vault, 'a', entry, OTHER, OTHER, 'host')
+    stage.collect()
+    stage.collect()
+
+
 def a_step_is_half_written(stage):
     w = stage.archiver('w', 20)
     stage.world.go_to(w, 'put_new', 'job/a/step/')
@@ -139,7 +149,8 @@ STORIES = [(a_step_is_half_written, {'Collector': twins.OwnClock}),
            (base_is_forgotten_while_the_collector_sleeps, {'Collector': twins.OneRun}),
            (another_collector_removes_the_manifest, {'Collector': twins.GoneIgnored}),
            (a_pin_comes_before_the_heads_are_read, {'Collector': twins.PinsFirst}),
-           (a_pin_comes_too_late, {'pin': twins.PinUnchecked})]
+           (a_pin_comes_too_late, {'pin': twins.PinUnchecked}),
+           (a_forgotten_step_is_pinned_again, {'pin': twins.PinRemoved})]
 
 
 @pytest.mark.parametrize('story, twin', STORIES, ids=[s.__name__ for s, _ in STORIES])

@@ -7,6 +7,7 @@ import objects
 import writer
 from errors import Missing
 from heads import Pin
+from objects import Failure
 
 
 class NoLook(writer.Writer):
@@ -140,6 +141,18 @@ class PinUnchecked:
         engine.put_new(objects.key_pin(job, entry.step, entry.epoch, store), heads.pack_pin(vault.uuid, Pin(entry.step, entry.epoch, store, boot, host)))
 
     highest, unpin = jobs.highest, jobs.unpin
+
+
+class PinRemoved:
+    """Takes the pin back that was refused, also where another model of the store had put it."""
+
+    @staticmethod
+    def pin(engine, vault, job, entry, store, boot, host):
+        try:
+            jobs.pin(engine, vault, job, entry, store, boot, host)
+        except Failure:
+            engine.remove(objects.key_pin(job, entry.step, entry.epoch, store))
+            raise
 
 
 WRITERS = NoLook, OldSegments, OldManifests, AnyBase, NotReady

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrainctl demote ROOT URL/JOB: a model becomes cold at its own name. With --older-than all models of a mount that rest.
+
+    claim --idle--> keep a step --> archive --> read all of it back --> restore it cold, out of sight --> exchange the names
+                                                     --> the old model is as it was: delete it; else exchange again
+
+The claim keeps others from ending a step meanwhile. At any moment, and after a crash, one of the two models has the name; the
+other one is in a staging directory, which the next program removes.
+"""
+import json
+import os
+import secrets
+import time
+
+from archive_command import put
+from changes import state_of, walk
+from cold import from_vault, report, set_vault
+from control import open_ctl, tell
+from kept import Kept, names_of, open_folder
+from objects import Failure, is_job
+from say import error, note
+from staging import PREFIX, Replacing
+
+from stores import mount_of, root_lines, unpin, word
+from vault_command import Verifier
+import engine
+import jobs
+import stop
+import words
+
+
+def run(given):
+    (path, url), o = words.parse(given, 2, 2, 'a model root and the URL of a job, or --older-than=TIME, a mount and the URL of a vault',
+                                 older_than=words.seconds, rate=words.size, json=None)
+    stop.catch()
+    if o['older_than']:
+        return demote_resting(path, url, o)
+    place, job, at = engine.split_job(url)
+    if at is not None:
+        raise words.Usage('expected URL/JOB without a step')
+    with engine.open(place) as e:
+        vault, mount = jobs.open_vault(e), mount_of(path)
+        set_vault(mount, e, vault)
+        demote(path, e, vault, job, o)
+        drop_pins(mount, e)
+
+
+def demote_resting(path, url, o):
+    """Exit status: 1 if a model could not be demoted."""
+    mount, failed, seen = mount_of(path), 0, {}
+    if not os.path.samefile(path, mount.point):
+        raise words.Usage(f'--older-than is for the mount point, {mount.point}')
+    with engine.open(url) as e:
+        vault = jobs.open_vault(e)
+        for line in root_lines(mount):
+            below = line.get('path', '').strip('/')
+            root, job = os.path.join(mount.point, below), below.replace('/', '.')
+            if PREFIX in below or word(root, 'cold') is not None or time.time() - newest(root) < o['older_than']:
+                continue
+            try:
+                if not is_job(job) or job in seen:
+                    raise Failure(f'{root}: {job!r} is no name of its own for a job: demote it by itself')
+                seen[job] = root
+                set_vault(mount, e, vault)
+                demote(root, e, vault, job, o)
+            except Failure as why:
+                stop.check()
+                error(str(why))
+                failed = 1
+        drop_pins(mount, e)
+    return failed
+
+
+def newest(root):
+    """The time of the newest change of a file or directory of the model. A commit changes the files of its parameters."""
+    times = [os.stat(root).st_mtime]
+    for folder, folders, files in os.walk(root, onerror=fail):
+        times += [os.lstat(os.path.join(folder, name)).st_mtime for name in folders + files]
+    return max(times)
+
+
+def fail(e):
+    raise Failure(f'{e.filename}: {e.strerror}')
+
+
+def drop_pins(mount, e):
+    """Of what was cold before."""
+    try:
+        unpin(mount, e)
+    except Failure as why:
+        note(f'{why}; `hitrainctl vault unpin` removes pins')
+
+
+# ---- one model ----
+
+class Claimed:
+    """A model that no program trains, until close. Failure where one may."""
+
+    def __init__(self, root):
+        self.root = root
+        try:
+            self.folder = open_folder(root)
+            self.ctl = open_ctl(self.folder)
+            tell(self.ctl, b'claim demote')
+        except OSError as e:
+            raise Failure(f'{root}: {e.strerror}') from None
+        self.need_rest()
+        for folder, _, files in os.walk(root, onerror=fail):
+            for path in folder, *(os.path.join(folder, name) for name in files):
+                if word(path, 'pin'):
+                    raise Failure(f'{path} is pinned in memory: remove its attribute user.hitrain.pin first')
+        for name in names_of(root):
+            if not is_archived(root, name):
+                raise Failure(f'{root}: no vault has its kept step {name}, which would go: archive or forget it first')
+
+    def need_rest(self, at=None):
+        """at: where it is now."""
+        if word(self.folder.fd, 'step_open') != '0':
+            raise Failure(f'{self.root}: a step is open: commit or abort it first')
+        pid = user_of(os.path.realpath(at or self.root))
+        if pid:
+            raise Failure(f'{self.root}: process {pid} has it open')
+
+    def keep(self):
+        """The Kept of a new step, and what the model says of its changes."""
+        name = f'demote-{secrets.token_hex(4)}'
+        try:
+            tell(self.ctl, f'snapshot {name}'.encode())
+        except OSError as e:
+            raise Failure(f'{self.root}: its step cannot be kept: {e.strerror}') from None
+        self.state, self.files = self.look()
+        if self.state.changed:
+            raise Failure(f'{self.root}: a program changes it')
+        return Kept(self.root, name)
+
+    def look(self):
+        """What it says of its steps, and all its files."""
+        return state_of(self.folder.fd), dict(walk(self.folder))
+
+    def still(self, at):
+        """Failure where it changed since keep(). The exchange of names has changed its directory."""
+        self.need_rest(at)
+        state, files = self.look()
+        if state._replace(changed=False) != self.state or files != self.files:
+            raise Failure(f'{self.root}: a program has changed it meanwhile')
+
+    def forget(self, kept):
+        try:
+            tell(self.ctl, f'forget {kept.name}'.encode())
+        except OSError as e:
+            note(f'{self.root} keeps step {kept.name}: {e.strerror}')
+
+
+def is_archived(root, name):
+    with open(f'{root}/.hitrain/kept', encoding='utf-8', errors='replace') as f:
+        return any(line.get('name') == name and line.get('archived') for line in map(json.loads, f))
+
+
+def user_of(root):
+    """The number of another process that has something at or below this path open, mapped, or as its directory; None: nobody whose
+    descriptors the caller may see."""
+    below = root + '/'
+    for pid in filter(str.isdigit, os.listdir('/proc')):
+        if int(pid) == os.getpid():
+            continue
+        if any(path == root or path.startswith(below) for path in paths_of(f'/proc/{pid}')):
+            return int(pid)
+    return None
+
+
+def paths_of(process):
+    for link in 'cwd', 'root', 'exe':
+        yield link_at(f'{process}/{link}')
+    try:
+        for number in os.listdir(f'{process}/fd'):
+            yield link_at(f'{process}/fd/{number}')
+        with open(f'{process}/maps', errors='surrogateescape') as maps:
+            for line in maps:
+                yield line.split(maxsplit=5)[-1].rstrip('\n')
+    except OSError:
+        pass                        # it has ended, or is another user's
+
+
+def link_at(path):
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ''
+
+
+def demote(root, e, vault, job, o):
+    claimed = Claimed(root)
+    kept = claimed.keep()
+    try:
+        summary = put(root, kept, e, vault, job, rate=o['rate'])
+        entry, step = jobs.read_step(e, vault, job, kept.step)
+        if step.summaries[0].digest != summary.digest:
+            raise Failure(f'{root}: another archiver put another step {kept.step} into {job}')
+        read_back(e, vault, job, step)
+        place = Replacing(root, claimed.folder, claimed.still)
+        done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place)
+    except BaseException:
+        claimed.forget(kept)
+        raise
+    report(root, done, cold_bytes, o['json'])
+
+
+def read_back(e, vault, job, step):
+    """All of a step, with every checksum."""
+    verifier = Verifier(e, vault)
+    verifier.step(job, step.step, step.epoch, step.summaries)
+    if verifier.damage:
+        raise Failure('; '.join(verifier.damage[:3]))
