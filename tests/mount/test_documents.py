@@ -20,10 +20,13 @@ from models import new_model
 PAGES = 'guide.md', 'files.md', 'operations.md', 'tuning.md', 'faq.md'
 
 
-def examples(page):
-    """[(command, expected output)]"""
+def examples(page, chapter=''):
+    """[(command, expected output)] of a page, or of one chapter."""
     found = []
-    for block in re.findall(r'^```console\n(.*?)^```', (ROOT / 'docs' / page).read_text(), re.M | re.S):
+    text = (ROOT / 'docs' / page).read_text()
+    text = text[text.index(chapter):] if chapter else text
+    text = text[:text.index('\n## ', 1)] if chapter else text
+    for block in re.findall(r'^```console\n(.*?)^```', text, re.M | re.S):
         assert block.startswith('$ '), block
         for text in re.split(r'^\$ ', block, flags=re.M)[1:]:
             lines = text.splitlines()
@@ -82,7 +85,7 @@ RUN_BY = {
     ('bench/replay/README.md', 'trace'): (1, 'mount/test_replay.py'),
     ('README.md', 'python'): (1, 'optim/test_torch_readme.py'),
     ('README.md', 'sh'): (1, 'mount/test_readme.py'),
-    ('docs/guide.md', 'sh'): (2, 'system/test_package.py'),
+    ('docs/guide.md', 'sh'): (3, 'system/test_package.py'),
     ('docs/guide.md', 'fstab'): (1, 'mount/test_documents.py'),
     ('docs/offload.md', 'python'): (3, 'optim/test_torch_microbatches.py'),
     ('docs/pytorch.md', 'python'): (5, 'optim/test_torch_readme.py'),
@@ -99,6 +102,7 @@ RUN_BY = {
     ('docs/frameworks/lightning.md', 'python'): (1, 'ecosystem/test_lightning.py'),
     ('docs/frameworks/megatron.md', 'python'): (1, 'ecosystem/test_megatron.py'),
     ('docs/frameworks/peft.md', 'python'): (1, 'ecosystem/test_transformers.py'),
+    ('docs/frameworks/torchtitan.md', 'python'): (1, 'ecosystem/test_torchtitan.py'),
     ('docs/frameworks/trainer.md', 'python'): (1, 'ecosystem/test_transformers.py'),
 }
 COMMAND = re.compile(r'^\s*(?:\$ |import |from |(?:sudo |apt |pip |make |mkfs|mount |umount|hitrain))', re.M)

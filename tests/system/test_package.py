@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make deb`: the package is installed, used, upgraded while a store is mounted, and purged, in clean Debian roots.
+"""`make deb`: the package is installed, used, upgraded while a store is mounted, and purged, in clean Debian roots. `make wheel`:
+an ordinary user follows the first ten minutes of the guide in such a root, to the letter.
 
 The roots are made once by debootstrap in ~/.cache/hitrain, and each test works on a copy.
 """
+import contextlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'tests/mount'))
+
+from test_documents import examples, pattern
+
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 CACHE = pathlib.Path.home() / '.cache/hitrain'
 SECONDS_MAX = 1200
@@ -102,23 +110,74 @@ def clean_root(suite):
     return root
 
 
-@pytest.mark.skipif(not shutil.which('debootstrap'), reason='make deps-system installs debootstrap')
-@pytest.mark.parametrize('suite', ['bookworm', 'trixie'])
-def test_install_use_upgrade_and_purge(packages, suite):
+NEEDS_DEBOOTSTRAP = pytest.mark.skipif(not shutil.which('debootstrap'), reason='make deps-system installs debootstrap')
+
+
+@contextlib.contextmanager
+def root_of(suite):
     root = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-root-'))
     try:
         subprocess.run(['cp', '-a', '--reflink=auto', f'{clean_root(suite)}/.', root], check=True, timeout=SECONDS_MAX)
+        root.chmod(0o755)  # users other than root are in it
         shutil.copy('/etc/resolv.conf', root / 'etc/resolv.conf')
-        for path in packages:
-            shutil.copy(path, root)
-        (root / 'script').write_text(SCRIPT)
-        inside = ['/' + os.path.basename(path) for path in packages]
-        # The mounts end with the namespace. A daemon that is left ends with its mount.
-        enter = f'''mount --rbind /dev {root}/dev && mount -t proc proc {root}/proc && mount --rbind /sys {root}/sys &&
-            exec chroot {root} /bin/bash /script {" ".join(inside)}'''
-        done = subprocess.run(['unshare', '--mount', '--propagation=private', '/bin/sh', '-c', enter], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
-                              timeout=SECONDS_MAX, env={'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'})
-        assert done.returncode == 0, done.stdout[-6000:]
+        yield root
     finally:
         shutil.rmtree(root)
+
+
+def run_in(root, script, *arguments):
+    """What it prints. The mounts end with the namespace. A daemon that is left ends with its mount."""
+    (root / 'script').write_text(script)
+    enter = f'''mount --rbind /dev {root}/dev && mount -t proc proc {root}/proc && mount --rbind /sys {root}/sys &&
+        exec chroot {root} /bin/bash /script {" ".join(arguments)}'''
+    done = subprocess.run(['unshare', '--mount', '--propagation=private', '/bin/sh', '-c', enter], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+                          timeout=SECONDS_MAX, env={'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'})
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@NEEDS_DEBOOTSTRAP
+@pytest.mark.parametrize('suite', ['bookworm', 'trixie'])
+def test_install_use_upgrade_and_purge(packages, suite):
+    with root_of(suite) as root:
+        for path in packages:
+            shutil.copy(path, root)
+        run_in(root, SCRIPT, *['/' + os.path.basename(path) for path in packages])
+
+
+# As root, then as a user of a login, whose part comes from the guide.
+FIRST_MINUTES = r'''
+set -eux
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+apt-get -q update
+{packages}
+mknod -m 0666 /fuse c 10 229 && mount --bind /fuse /dev/fuse  # udev and systemd do so on a machine
+ln -sf /proc/self/mounts /etc/mtab
+useradd --create-home ada
+mv /build ~ada/build && chown -R ada: ~ada/build
+cat >/steps <<'ENDOFSTEPS'
+set -eu
+cd
+{install}
+{commands}
+ENDOFSTEPS
+exec su --login ada --command 'bash /steps'
+'''
+
+
+@NEEDS_DEBOOTSTRAP
+@pytest.mark.parametrize('suite', ['bookworm', 'trixie'])
+def test_the_first_ten_minutes_of_the_guide(suite):
+    """Its commands print what the page says."""
+    packages, install = re.findall(r'^```sh\n(.*?)^```', (TOP / 'docs/guide.md').read_text(), re.M | re.S)[:2]
+    commands = examples('guide.md', '## The first ten minutes')
+    with root_of(suite) as root:
+        (root / 'build/wheel').mkdir(parents=True)
+        shutil.copy(make('wheel'), root / 'build/wheel')
+        marked = ''.join(f'echo "@@"\n{command}\n' for command, _ in commands)
+        said = run_in(root, FIRST_MINUTES.format(packages=packages.replace('apt install', 'apt-get -q -y install'), install=install, commands=marked))
+    printed = said.split('@@\n')[1:]
+    assert len(printed) == len(commands) >= 3, said[-6000:]
+    for (command, lines), got in zip(commands, printed):
+        assert pattern(lines).match(got), f'$ {command}\n{got}'

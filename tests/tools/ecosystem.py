@@ -16,8 +16,9 @@ import time
 
 PYTHON = '/usr/bin/python3'
 PINS = pathlib.Path(__file__).resolve().parents[1] / 'ecosystem/requirements.txt'
-# This one is built from source, and looks at the packages that are there already.
-LAST = 'deepspeed'
+# Installed last, with an option of pip: DeepSpeed is built from source, and looks at the packages that are there. What torchtitan asks for is mostly
+# for its trainer and its data; its optimizers need none of that.
+LAST = {'deepspeed': '--no-build-isolation', 'torchtitan': '--no-deps'}
 # DeepSpeed compiles its code for NVMe when it first needs it. That takes minutes, so it is done with the environment.
 EXTENSIONS = ('from deepspeed.accelerator import get_accelerator as a\n'
               'for name in ("ShareMemCommBuilder", "PinMemoryBuilder", "AsyncIOBuilder"):\n'
@@ -57,10 +58,11 @@ def make(folder):
     run(folder, [PYTHON, '-m', 'venv', folder], 'python3-venv is missing: run `make deps`')
     lines = [l for l in PINS.read_text().splitlines() if l and not l.startswith('#')]
     pip = [folder / 'bin/pip', 'install', '--disable-pip-version-check', '--progress-bar', 'off', '--no-cache-dir']
-    run(folder, [*pip, *[l for l in lines if not l.startswith(LAST)]],
+    run(folder, [*pip, *[l for l in lines if not l.startswith(tuple(LAST))]],
         'the packages of tests/ecosystem/requirements.txt could not be installed. The first run needs the Python package index; '
         'later ones need no network')
-    run(folder, [*pip, '--no-build-isolation', *[l for l in lines if l.startswith(LAST)]], f'{LAST} could not be installed')
+    for name, option in LAST.items():
+        run(folder, [*pip, option, *[l for l in lines if l.startswith(name)]], f'{name} could not be installed')
     (folder / 'complete').touch()
 
 
