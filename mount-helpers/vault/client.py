@@ -25,7 +25,7 @@ LEFT_ALONE_MAX = 2
 ENDS_AT_ONCE_MAX = 3
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1     # of mallopt(3)
 KEPT_BYTES = 64 << 20
-SLOTS_TO_CALL = 8               # of those of a program: no caller waits for what others have borrowed
+SLOTS_TO_CALL = 8               # of a program's slots: no caller waits for what others have borrowed
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hitrainctl restore --cold`: a model root whose content stays in the vault. The store gets the places of its blocks, and reads
-them from there. Files without a dtype, and what is smaller than a block, are written as by any restore.
+them from there. Files without a dtype, and tensors smaller than a block, are written as by any restore.
 
 The pin comes before the head is read, and after the model says whose step it is: so a collector and `vault unpin` both see one of
 the two. The digest is compared as ever, because a manifest has the sums of all blocks.

@@ -4,7 +4,7 @@
     claim --idle--> keep a step --> archive --> read all of it back --> restore it cold, out of sight --> exchange the names
                                                      --> the old model is as it was: delete it; else exchange again
 
-The claim keeps others from ending a step meanwhile. At any moment, and after a crash, one of the two models has the name; the
+The claim keeps others from ending a step. At any moment, and after a crash, one of the two models has the name; the
 other one is in a staging directory, which the next program removes.
 """
 import json
@@ -84,7 +84,7 @@ def fail(e):
 
 
 def drop_pins(mount, e):
-    """Of what was cold before."""
+    """Of the bytes that were cold before."""
     try:
         unpin(mount, e)
     except Failure as why:
@@ -142,7 +142,7 @@ class Claimed:
         self.need_rest(at)
         state, files = self.look()
         if state._replace(changed=False) != self.state or files != self.files:
-            raise Failure(f'{self.root}: a program has changed it meanwhile')
+            raise Failure(f'{self.root}: a program has changed it')
 
     def forget(self, kept):
         try:

@@ -25,7 +25,7 @@ def run(given):
     (path,), o = words.parse(given, 1, 1, 'a model root or a file in one', json=None)
     root, below = root_of(path)
     if word(root, 'cold') is None:
-        raise Failure(f'{root}: nothing of it is cold')
+        raise Failure(f'{root}: nothing in it is cold')
     total = wait(path, root, below)
     gone = drop_pins(path) if word(root, 'cold') is None else []
     if o['json']:
@@ -51,7 +51,7 @@ def root_of(path):
 def left_of(path):
     text = word(path, 'cold_bytes')
     if text is None or not text.isdigit():
-        raise Failure(f'{path}: it does not say how much of it is cold')
+        raise Failure(f'{path}: it does not say how much is cold')
     return int(text)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program asks the mounted store that a path lies on: its model roots, which of them are cold, and which pins in a
+"""What a program asks the mounted store that a path lies on: its model roots, which are cold, and which pins in a
 vault this store still needs (docs/vault-format.md, "Pins").
 """
 import collections
@@ -56,7 +56,7 @@ def mount_of(path):
 # ---- pins of this store ----
 
 class Pinning:
-    """Who makes a model cold holds it shared, from before the attribute until the pin is there. Who removes pins holds it alone,
+    """A program that makes a model cold holds it shared, from before the attribute until the pin is there. One that removes pins holds it alone,
     from before the list of pins until the last one went. So none removes a pin that another one has just found there.
     """
 

@@ -202,7 +202,7 @@ def test_recall_brings_a_file_and_then_all(last_week):
     store.remount()
     assert content(root, *NAMES) == content(model, *NAMES)
     step(model, 30, elements=ELEMENTS)
-    assert 'nothing of it is cold' in run('hitrainctl', 'recall', model, check=False).stderr
+    assert 'nothing in it is cold' in run('hitrainctl', 'recall', model, check=False).stderr
 
 
 def test_a_recall_that_a_full_store_ends_says_so(last_week, make_store):

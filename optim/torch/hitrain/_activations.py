@@ -9,7 +9,7 @@ memory, because backward needs them first. The oldest are written when the entri
       '--------- needed ---------'                               '-- needed: its memory is still there
 
 Tensors of a GPU go through pinned slots that are made once (_device.py): the thread copies an entry from the device after the work that computes
-it, and writes what has come. What is read back goes to the device on a stream of its own. So backward waits for it there.
+it, and writes what has come. Content that is read back goes to the device on a stream of its own. So backward waits for it there.
 
 Entries that are queued when the thread comes to them are written with one call. They are a segment, of whole chunks, and are read back
 together, too: a call costs more than the bytes of a small entry. A segment is punched when its last entry has ended, and an entry ends with
@@ -372,7 +372,7 @@ class Activations:
     def _read_here(self, run: List[Entry]) -> List[Tuple[Any, torch.Tensor, Any]]:
         found = [self._memory(e) for e in run]
         views = [memory_of(memory) for _, memory, _ in reversed(found)]
-        if len(views) == 1:  # by segments, the last one first: a reader that goes downwards, for whom the store reads ahead
+        if len(views) == 1:  # by segments, the last one first: a reader that goes downwards has the store read ahead
             for low in reversed(range(0, len(views[0]), SEGMENT_BYTES)):
                 all_of(os.preadv, self._fd, [views[0][low:low + SEGMENT_BYTES]], run[0].at + low)
         else:

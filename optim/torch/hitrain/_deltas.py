@@ -2,13 +2,13 @@
 """What each step of a model changed, for inference that follows a trainer.
 
 A trainer with deltas=N leaves `.hitrain/delta/STEP` for its last N steps (delta=on of user.hitrain.optimizer): the elements of parameters
-that the step changed, with their new values. Readers need no optimizer, and any user may be one who may read the parameters.
+that the step changed, with their new values. Readers need no optimizer, and any user who may read the parameters may read these.
 
     at = None
     while True:
         for at in hitrain.deltas('/mnt/hitrain/model', since=at):
             if at.whole:
-                load(engine)                # all parameters, from their files; steps may run meanwhile
+                load(engine)                # all parameters, from their files; steps may run
             else:
                 at.apply(engine.parameters)
         wait()
@@ -115,7 +115,7 @@ def _newest(root: str) -> Delta:
         steps = [int(name) for name in os.listdir(_folder(root))]
         if not steps:
             return Delta(int(attribute(root, 'step') or 0), 0, 0)
-        with contextlib.suppress(FileNotFoundError):  # the chain was cut meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the chain was cut
             return _read(root, max(steps), changes=False)
     raise OSError(f'{_folder(root)}: steps go faster than they can be read')
 

@@ -374,7 +374,8 @@ class Optimizer(Making):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, '_ranks') and self._self == id(self):
+        # At the end of Python its modules may be gone: then the kernel closes the files.
+        if os and hasattr(self, '_ranks') and self._self == id(self):
             self._leaves_mappings = True  # nothing is read here, and the program may go on with the tensors
             self.close()
 
