@@ -163,12 +163,11 @@ int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
 
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o)
 {
-    int kept = kept_open(path, o->words[0]);
+    int rc = command(path, "rollback", o->words[0]);
 
-    if (kept < 0)
-        return HT_CMD_FAILED;
-    close(kept);
-    return command(path, "rollback", o->words[0]) < 0 ? HT_CMD_FAILED : report_kept(path, o, "back at", o->words[0]);
+    if (rc == -ENOENT)
+        (void)lacks(path, o->words[0]);
+    return rc < 0 ? HT_CMD_FAILED : report_kept(path, o, "back at", o->words[0]);
 }
 
 int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)

@@ -92,7 +92,7 @@ RUN_BY = {
     ('docs/operations.md', 'sh'): (2, 'mount/test_documents.py'),
     ('docs/pytorch.md', 'sh'): (2, 'mount/test_documents.py'),
     ('docs/vault.md', 'python'): (1, 'mount/test_vault_examples.py'),
-    ('docs/vault.md', 'sh'): (4, 'mount/test_vault_examples.py'),
+    ('docs/vault.md', 'sh'): (5, 'mount/test_vault_examples.py'),
     ('docs/frameworks/accelerate.md', 'python'): (1, 'ecosystem/test_transformers.py'),
     ('docs/frameworks/checkpoints.md', 'python'): (1, 'ecosystem/test_distributed.py'),
     ('docs/frameworks/ddp.md', 'python'): (1, 'ecosystem/test_distributed.py'),

@@ -292,8 +292,8 @@ def test_one_worker_thread_does_not_block_itself(make_store):
 
 def test_hidden_tree_is_resolved_and_not_listed(root):
     assert sorted(os.listdir(root)) == ['big', 'w']
-    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'gather', 'grad', 'grad-topk', 'kept', 'ortho', 'redo', 'shard', 'snap', 'state',
-                                                       'stats', 'update']
+    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'delta', 'gather', 'grad', 'grad-topk', 'kept', 'ortho', 'redo', 'shard', 'snap',
+                                                       'state', 'stats', 'update']
     (root / 'note.txt').write_text('no tensor')
     os.setxattr(root / 'note.txt', 'user.hitrain.dtype', b'u8')
     assert sorted(os.listdir(root / '.hitrain/grad')) == sorted(os.listdir(root / '.hitrain/grad-topk')) == ['big', 'w']

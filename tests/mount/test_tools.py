@@ -189,11 +189,11 @@ def test_listed_attributes_are_those_that_copiers_can_set(mnt, copier):
     source.mkdir()
     for i, (word, value) in enumerate([(None, None), *OF_FILE.items()]):
         path = source / f'{word}'
-        path.touch()
+        os.mknod(path)  # a close may reach the store later, and class= refuses a file that is open
         set_words(path, {word: value} if word == 'class' else {})
         path.write_bytes(blob(16384 + 4 * i, i))
         set_words(path, {word: value} if word and word != 'shape' else {})
-    (source / 'all').touch()
+    os.mknod(source / 'all')
     set_words(source / 'all', {'class': 'scratch'})
     (source / 'all').write_bytes(blob(16384, 50))
     set_words(source / 'all', {k: v for k, v in OF_FILE.items() if k != 'tier'})

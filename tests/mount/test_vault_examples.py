@@ -23,7 +23,7 @@ from test_vault_shards import in_store, keep_own, owners_of, run, shards_of
 import archiver as archivers
 
 PAGE = (ROOT / 'docs/vault.md').read_text()
-KEPT, ARCHIVE, SHARD, ELSEWHERE = re.findall(r'^```sh\n(.*?)^```', PAGE, re.M | re.S)
+KEPT, ARCHIVE, SHARD, ELSEWHERE, COLD = re.findall(r'^```sh\n(.*?)^```', PAGE, re.M | re.S)
 TRAINER, = re.findall(r'^```python\n(.*?)^```', PAGE, re.M | re.S)
 # In place of a trainer: steps 1000 and 2000, and what an evening is for the archiver.
 TRAIN = """
@@ -80,6 +80,25 @@ def test_kept_steps_and_the_model_on_another_machine(place, make_store, tmp_path
     said = shell(placed(ELSEWHERE, url, b=b), work)
     assert bits_of(b / 'lastweek') == bits_of(b / 'model') == bits_of(model) and 'read 4096 bytes' in said
     assert bits_of(model)[0] != bytes(4096)
+
+
+def test_cold_models(make_store, tmp_path):
+    b, vault = make_store('512M').mount(), tmp_path / 'vault'
+    model = new_model(b / 'model', 'adamw lr=0.5')
+    (model / 'w').write_bytes(os.urandom(2 << 20))
+    word(model, 'step', '2000')
+    command(model, 'snapshot week')
+    run('hitrainctl', 'vault', 'init', vault)
+    run('hitrainctl', 'archive', model, 'week', f'{vault}/llama')
+    was = bits_of(model)
+    word(model, 'step', '3000')
+    work = tmp_path / 'work'
+    work.mkdir()
+    (work / 'eval.py').write_text(EVAL)
+    said = shell(placed(COLD, '').replace('/mnt/lustre/vault', str(vault)).replace('/mnt/b', str(b)), work)
+    assert f'read {2 << 20} bytes' in said and bits_of(b / 'lastweek') == was
+    assert word(b / 'model', 'cold') == 'llama@3000' and bits_of(b / 'model')[:-1] == was[:-1]
+    assert 'cold' not in {name.rpartition('.')[2] for name in os.listxattr(b / 'model')} and [e[0] for e in entries(str(vault))] == [2000, 3000]
 
 
 @pytest.fixture
