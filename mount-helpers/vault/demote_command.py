@@ -138,13 +138,17 @@ class Claimed:
         return state_of(self.folder.fd), dict(walk(self.folder))
 
     def still(self, at):
-        """Failure where it changed since keep(). The exchange of names has changed its directory."""
+        """Failure where it changed since keep(). The exchange of names has changed its directory. Else the claim ends: the model is out
+        of sight, and is removed."""
         self.need_rest(at)
         state, files = self.look()
         if state._replace(changed=False) != self.state or files != self.files:
             raise Failure(f'{self.root}: a program has changed it')
+        self.ctl = None
 
     def forget(self, kept):
+        if not self.ctl:
+            return
         try:
             tell(self.ctl, f'forget {kept.name}'.encode())
         except OSError as e:
