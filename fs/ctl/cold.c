@@ -81,9 +81,11 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root)
 {
     char text[HT_NAME_BYTES_MAX + 1];
 
-    if (ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) <= 0 || !ht_scope_is_warm(c->store, root))
+    if (ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) <= 0)
         return;
-    int rc = ht_ns_removexattr(c->ns, root, cold_word);
+    ht_mutex_lock(ht_ctl_root_lock(c)); /* no rollback makes it cold between */
+    int rc = ht_scope_is_warm(c->store, root) ? ht_ns_removexattr(c->ns, root, cold_word) : 0;
+    ht_mutex_unlock(ht_ctl_root_lock(c));
     if (rc)
         ht_debug("the attribute cold of root %llu stays: %s", (unsigned long long)root, strerror(-rc));
 }

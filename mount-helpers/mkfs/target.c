@@ -185,8 +185,11 @@ static int inspect_content(struct ht_mkfs_target *t, bool regular, const struct 
     int rc = ht_super_read(t->dev, &sb, &report);
 
     if (store && rc == 0 && memcmp(sb.uuid, store->uuid, sizeof(sb.uuid)) == 0) {
-        if (ht_members_is_stranger(store, &sb))
+        if (ht_members_is_stranger(store, &sb)) {
+            if (sb.member_epoch[sb.device_index] != 0) /* it was used: a copy of the store has taken it */
+                describe_store(t, rc, &sb);
             return 0;
+        }
         ht_error("%s is a member of the store already", t->path);
         return -EEXIST;
     }

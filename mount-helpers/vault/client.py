@@ -99,7 +99,7 @@ class Program:
                     break               # a program that answers without a request is not trusted
                 if request.abandoned:
                     self._put_slot(request.slot)
-            request.result = result, flags, min(length, 1 << 62), text
+                request.result = result, flags, min(length, 1 << 62), text
             request.done.set()
         self.end(by_itself=not packet)
 
@@ -152,8 +152,7 @@ class Program:
     def abandon(self, request):
         """The caller waits no longer: the slot comes back with the answer. True where the program seems to hang."""
         with self.lock:
-            if request.result is not None:
-                self._put_slot(request.slot)
+            if request.result is not None:      # it came just now: the caller has it, and the slot
                 return False
             request.abandoned = True
             hanging = sum(r.abandoned for r in self.pending.values())

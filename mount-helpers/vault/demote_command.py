@@ -21,7 +21,7 @@ from objects import Failure, is_job
 from say import error, note
 from staging import PREFIX, Replacing
 
-from stores import mount_of, root_lines, unpin, word
+from stores import Pinning, mount_of, root_lines, unpin, word
 from vault_command import Verifier
 import engine
 import jobs
@@ -41,7 +41,7 @@ def run(given):
     with engine.open(place) as e:
         vault, mount = jobs.open_vault(e), mount_of(path)
         set_vault(mount, e, vault)
-        demote(path, e, vault, job, o)
+        demote(path, mount, e, vault, job, o)
         drop_pins(mount, e)
 
 
@@ -62,7 +62,7 @@ def demote_resting(path, url, o):
                     raise Failure(f'{root}: {job!r} is no name of its own for a job: demote it by itself')
                 seen[job] = root
                 set_vault(mount, e, vault)
-                demote(root, e, vault, job, o)
+                demote(root, mount, e, vault, job, o)
             except Failure as why:
                 stop.check()
                 error(str(why))
@@ -192,7 +192,7 @@ def link_at(path):
         return ''
 
 
-def demote(root, e, vault, job, o):
+def demote(root, mount, e, vault, job, o):
     claimed = Claimed(root)
     kept = claimed.keep()
     try:
@@ -201,7 +201,7 @@ def demote(root, e, vault, job, o):
         if step.summaries[0].digest != summary.digest:
             raise Failure(f'{root}: another archiver put another step {kept.step} into {job}')
         read_back(e, vault, job, step)
-        place = Replacing(root, claimed.folder, claimed.still)
+        place = Replacing(root, claimed.folder, claimed.still, Pinning(mount))
         done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place)
     except BaseException:
         claimed.forget(kept)

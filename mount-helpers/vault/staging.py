@@ -279,10 +279,11 @@ class Staging:
 class Replacing(Staging):
     """A model that takes the name of the one that is there, of the folder old. At any moment one of the two has the name.
     still(path): raises a Failure where the old one, which is at this path by then, is not what it was: it gets its name back.
+    alone: a context in which nobody looks for the models that need pins.
     """
 
-    def __init__(self, path, old, still):
-        self.old, self.still = old, still
+    def __init__(self, path, old, still, alone):
+        self.old, self.still, self.alone = old, still, alone
         super().__init__(path)
 
     def check_name(self):
@@ -292,18 +293,30 @@ class Replacing(Staging):
     def exchange(self):
         rename(MODEL, self.folder, self.name, self.parent, RENAME_EXCHANGE)
 
+    def give_back(self):
+        """The old one gets its name. Where that fails it stays, and no program removes it."""
+        try:
+            self.exchange()
+            os.fsync(self.parent.fd)
+        except OSError as e:
+            self.published = True
+            os.removexattr(self.folder.fd, STAGING)
+            raise Failure(f'{self.path}: its name cannot be given back: {e.strerror}; the model is {self.above}/{self.temporary}/{MODEL}') from None
+
     def publish(self):
         self.need_place()
         self.check_name()
         try:
-            self.exchange()
-            try:
-                os.fsync(self.parent.fd)
-                self.still(f'{self.above}/{self.temporary}/{MODEL}')
-            except BaseException:
+            with self.alone:
                 self.exchange()
-                os.fsync(self.parent.fd)
-                raise
+                try:
+                    if not is_there(MODEL, self.folder, self.old):
+                        raise Failure(f'{self.path}: somebody moved it away')
+                    os.fsync(self.parent.fd)
+                    self.still(f'{self.above}/{self.temporary}/{MODEL}')
+                except BaseException:
+                    self.give_back()
+                    raise
         except OSError as e:
             raise Failure(f'{self.path}: the names cannot be exchanged: {e.strerror}') from None
         self.published = True

@@ -5,6 +5,7 @@ vault this store still needs (docs/vault-format.md, "Pins").
 import collections
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import identity
 import jobs
 
 WAIT_S = 60
+ROOTS_SHOWN_MAX = 256   # lines of .hitrain/roots
 
 # The mount that a path lies on: its mount point, whether the caller can find each model there, and the store's uuid of 16 bytes.
 Mount = collections.namedtuple('Mount', 'point sees_all store')
@@ -99,19 +101,26 @@ def cold_of(path, text):
 
 def cold_models(mount):
     """Yields the Cold of each model root and kept step, also of those that are being made."""
-    for line in root_lines(mount):
+    lines = root_lines(mount)
+    if len(lines) >= ROOTS_SHOWN_MAX:
+        raise Failure(f'{mount.point}: pins stay: a store with {ROOTS_SHOWN_MAX} models or more does not list all')
+    for line in lines:
         path = os.path.join(mount.point, line.get('path', '').lstrip('/'))
         snap = f'{path}/.hitrain/snap'
-        try:
-            kept = [f'{snap}/{name}' for name in os.listdir(snap)]
-        except OSError as e:
-            raise explain(snap, e) from None
-        for each in path, *kept:
+        for each in itertools.chain([path], names_in(snap)):    # a step is kept with the attribute that the model has then
             try:
                 yield cold_of(path, os.getxattr(each, COLD).decode(errors='replace'))
             except OSError as e:
                 if e.errno != errno.ENODATA:
                     raise explain(each, e) from None
+
+
+def names_in(folder):
+    """Listed when the first one is asked for."""
+    try:
+        yield from [f'{folder}/{name}' for name in os.listdir(folder)]
+    except OSError as e:
+        raise explain(folder, e) from None
 
 
 def unpin(mount, engine):
@@ -122,7 +131,8 @@ def unpin(mount, engine):
         found = [key for job in jobs.list_jobs(engine) for key in jobs.pins_of(engine, job, mount.store)]
         if not found:
             return []
-        needed = {(c.job, c.step) for c in cold_models(mount)}
+        # Twice: a model that takes another name during the first look has it during the second.
+        needed = {(c.job, c.step) for _ in range(2) for c in cold_models(mount)}
         gone = [key for key, job, step in found if (job, step) not in needed]
         for key in gone:
             engine.remove(key)

@@ -168,6 +168,9 @@ static int begin_visit(struct visit *v, const char **out_why) HT_REQUIRES(HT_LOC
     *out_why = "its rule is not muon: its gradient is applied without that";
     if (!ht_opt_in_phases(p))
         return -EINVAL;
+    *out_why = "ns=store: the store orthogonalises it itself";
+    if (p->ortho->config.ns_store)
+        return -EINVAL;
     *out_why = "the step is skipped, for a value of its gradients is not finite";
     return p->root->skipping ? -ENODATA : 0;
 }
@@ -243,7 +246,7 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
         return -EBUSY;
     lock(o);
     ssize_t rc = wait_stirred(&v, &why);
-    struct ht_obj *obj = rc ? NULL : v.p->ortho->update;
+    struct ht_obj *obj = rc ? NULL : ht_obj_ref(v.p->ortho->update);
     uint64_t bytes = file_bytes(v.p);
     unlock(o);
     len = off < bytes ? ht_min_u64(len, bytes - off) : 0;
@@ -254,6 +257,8 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
             rc = -ESTALE;
         unlock(o);
     }
+    if (obj)
+        ht_obj_put(obj);
     if (rc < 0 && why)
         rc = refuse(&v, (int)rc, why);
     ht_opt_param_put(v.p);
@@ -402,6 +407,7 @@ static int begin_apply(struct visit *v, uint64_t step_open, const char **out_why
         p->ortho->applied = false;
         return -EINVAL;
     }
+    p->root->running++; /* no boundary and no abort ends the step before end_apply() */
     *out_why = NULL;
     return 0;
 }
@@ -445,6 +451,8 @@ static int apply_ortho(struct visit *v, uint64_t step_open)
         if (spent) /* no second one is made in this step */
             ht_obj_scratch_drop(spent, 0, UINT64_MAX);
         lock(o);
+        v->p->root->running--;
+        notify_changed(o);
         ht_opt_inval_wait(o, ticket);
         unlock(o);
     }

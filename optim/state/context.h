@@ -91,7 +91,9 @@ struct ht_optim {
     struct ht_id_table states_by_oid; /* struct ht_state_link */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t next_seq;
-        uint64_t meta_bytes;      /* of roots, parameters and ranges */
+        uint64_t meta_bytes; /* of roots, parameters and ranges */
+        uint64_t delta_heap_bytes;
+        unsigned deltas_lost;     /* that are kept no more, and open */
         struct ht_quota accounts; /* bytes of struct ht_range_own */
         uint64_t waiting_bytes;   /* of all roots */
         uint64_t last_step_number, last_claim;

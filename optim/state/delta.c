@@ -10,7 +10,7 @@ void ht_opt_delta_count_heap(struct ht_optim *o, struct ht_delta *d)
 {
     uint64_t bytes = sizeof(*d) + d->pieces_max * sizeof(*d->piece) + d->params * sizeof(*d->param);
 
-    o->meta_bytes += bytes - d->heap_bytes;
+    o->delta_heap_bytes += bytes - d->heap_bytes;
     d->heap_bytes = bytes;
 }
 
@@ -29,7 +29,8 @@ void ht_opt_delta_put(struct ht_optim *o, struct ht_delta *d)
 {
     if (!d || --d->refs)
         return;
-    o->meta_bytes -= d->heap_bytes;
+    o->deltas_lost -= d->lost;
+    o->delta_heap_bytes -= d->heap_bytes;
     ht_obj_put(d->obj);
     free(d->piece);
     free(d->param);
@@ -40,7 +41,7 @@ void ht_opt_delta_opens(struct ht_root *root)
 {
     if (root->latched.delta && !root->deltas) {
         root->deltas = calloc(1, sizeof(*root->deltas));
-        root->o->meta_bytes += root->deltas ? sizeof(*root->deltas) : 0;
+        root->o->delta_heap_bytes += root->deltas ? sizeof(*root->deltas) : 0;
     }
     ht_opt_delta_lose(root); /* a step that had no update yet, and no gradient any more */
     if (root->deltas)
@@ -69,8 +70,12 @@ static struct ht_delta *take_oldest(struct ht_deltas *s)
 
 static void drop_oldest(struct ht_root *root, size_t keep) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (root->deltas->count > keep)
-        ht_opt_delta_put(root->o, take_oldest(root->deltas));
+    while (root->deltas->count > keep) {
+        struct ht_delta *d = take_oldest(root->deltas);
+        d->lost = d->refs > 1;
+        root->o->deltas_lost += d->lost;
+        ht_opt_delta_put(root->o, d);
+    }
 }
 
 void ht_opt_delta_cut(struct ht_root *root)
@@ -98,7 +103,7 @@ void ht_opt_delta_free(struct ht_root *root)
     if (!root->deltas)
         return;
     ht_opt_delta_cut(root);
-    root->o->meta_bytes -= sizeof(*root->deltas);
+    root->o->delta_heap_bytes -= sizeof(*root->deltas);
     free(root->deltas);
     root->deltas = NULL;
 }
@@ -142,7 +147,7 @@ uint64_t ht_opt_deltas_give_up(struct ht_optim *o, uint64_t bytes)
     ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
         while (given < bytes && root->deltas && root->deltas->count) {
             given += spare_bytes(root->deltas->kept[0]);
-            ht_opt_delta_put(o, take_oldest(root->deltas));
+            drop_oldest(root, root->deltas->count - 1);
         }
     }
     return given;

@@ -55,7 +55,8 @@ struct ht_delta {
     size_t pieces, pieces_max;
     struct ht_delta_param *param;
     size_t params;
-    uint64_t heap_bytes; /* of all this, as far as optim.meta_bytes has them */
+    uint64_t heap_bytes; /* of all this, as far as optim.delta_heap_bytes has them */
+    bool lost;           /* is kept no more, and a reader has it open: counted in optim.deltas_lost */
 };
 
 /* Of a root. */

@@ -362,8 +362,9 @@ void ht_opt_range_drop(struct ht_range *r)
     uint64_t end = begin + ht_opt_range_grad_bytes(p, r->index);
     struct ht_obj *grad = p->grad;
 
-    if (r->stirred && r->state == HT_RANGE_DONE) { /* its gradient went after the first phase */
+    if (r->stirred && r->state == HT_RANGE_DONE && !r->consumed) { /* its gradient went after the first phase */
         struct ht_obj *given = p->ortho->given;
+        r->consumed = true;
         unlock(p->o);
         ht_obj_scratch_drop(given, r->index, 1);
         lock(p->o);

@@ -49,7 +49,7 @@ bool ht_opt_delta_writer_make(struct ht_worker *w)
     w->delta->root = NULL;
     w->delta->used = w->delta->pieces = w->delta->open.count = 0;
     lock(w->o);
-    w->o->meta_bytes += sizeof(*w->delta);
+    w->o->delta_heap_bytes += sizeof(*w->delta);
     unlock(w->o);
     return true;
 }
@@ -59,7 +59,7 @@ void ht_opt_delta_writer_free(struct ht_worker *w)
     if (!w->delta)
         return;
     lock(w->o);
-    w->o->meta_bytes -= sizeof(*w->delta);
+    w->o->delta_heap_bytes -= sizeof(*w->delta);
     unlock(w->o);
     free(w->delta);
     w->delta = NULL;

@@ -44,12 +44,13 @@ int ht_optim_delta_open(struct ht_optim *o, uint64_t id, uint64_t step, struct h
     d->o = o;
     lock(o);
     d->delta = find_delta(o, id, step);
-    if (d->delta)
+    int rc = !d->delta ? -ENOENT : o->deltas_lost >= HT_DELTA_KEEP_MAX ? -EMFILE : 0;
+    if (rc == 0)
         d->delta->refs++;
     unlock(o);
-    if (!d->delta) {
+    if (rc) {
         free(d);
-        return -ENOENT;
+        return rc;
     }
     *out = d;
     return 0;

@@ -54,8 +54,9 @@ static void init_lists(struct ht_optim *o)
 uint64_t ht_optim_meta_bytes(struct ht_optim *o)
 {
     lock(o);
-    uint64_t bytes = o->meta_bytes + ht_quota_taken(&o->accounts) + ht_id_table_bytes(&o->roots_by_id) +
-        ht_id_table_bytes(&o->params_by_oid) + ht_id_table_bytes(&o->states_by_oid);
+    uint64_t bytes = o->meta_bytes + o->delta_heap_bytes + ht_quota_taken(&o->accounts) +
+        ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid) +
+        ht_id_table_bytes(&o->states_by_oid);
     unlock(o);
     return bytes;
 }

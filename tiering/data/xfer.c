@@ -33,6 +33,10 @@ int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
     x->count = x->lost ? 0 : ht_ref_extents(ref);
     x->ios = x->io_;
     x->bad_dev = 0;
+    if (!x->lost && ht_ref_is_cold(ref)) { /* no request for a device: data/cold.c fetches it */
+        x->count = 0;
+        return -EIO;
+    }
     if (!all_answer(x, s, ref))
         return -EIO;
     if (x->count > HT_ARRAY_SIZE(x->io_)) {

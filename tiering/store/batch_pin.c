@@ -192,6 +192,8 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
         !(p->cold.fetch && ht_ref_same_place(ht_cold_ref(&p->cold), ref) &&
           ref->visible <= ht_cold_ref(&p->cold)->visible))
         return -EREMOTE;
+    if (p->cold.fetch && !(ref && ht_ref_same_place(ht_cold_ref(&p->cold), ref)))
+        ht_cold_put(&p->cold); /* other content has come since the fetch began */
     if (ht_chunk_images(o, c)->mapped && (lc->mode != HT_BATCH_PIN_READ || ht_chunk_is_volatile(o, lc->index))) {
         int rc = ht_image_attach(o, c, lc->index, 0, false); /* so programs see the update, and it sees their stores */
         if (rc)

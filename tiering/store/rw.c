@@ -123,7 +123,7 @@ static bool is_background(void)
  * Releases the lock in between. False: nothing was read, because there is an image, a change or an error; the usual way
  * shows which.
  */
-static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t visible, uint32_t a, uint32_t len, uint8_t *buf)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_cold_want w;
@@ -132,7 +132,8 @@ static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t a, uint32_
     if (rc || !w.fetch)
         return false;
     rc = ht_cold_wait(&w);
-    uint32_t visible = ht_cold_ref(&w)->visible;
+    if (!rc && visible > ht_cold_ref(&w)->visible)
+        rc = -EAGAIN;
     uint32_t there = visible > a ? (uint32_t)ht_min_u64(len, visible - a) : 0;
     if (!rc) {
         memcpy(buf, ht_cold_bytes(&w) + a, there);
@@ -151,7 +152,7 @@ static bool read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     if (!is_background() || !may_read_past(o, c, index))
         return false;
     if (ht_ref_is_cold(&c->pub))
-        return read_past_cold(o, index, a, len, buf);
+        return read_past_cold(o, index, c->pub.visible, a, len, buf);
     if (ht_ref_copy(&ref, &c->pub))
         return false;
     ht_store_unlock(s);
@@ -339,6 +340,8 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
     if ((c->flags & HT_CH_BAD) && !whole)
         rc = -EIO;
+    else if (ht_chunk_is_away(s, c) && (a > 0 || b < ht_chunk_ref(c)->visible))
+        rc = -EREMOTE; /* its image went while this waited for room */
     else if (!extends_valid(im, a, b))
         rc = ht_chunk_fill(o, c, index);
     if (!rc)
@@ -410,7 +413,8 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
 }
 
 /* Releases the lock in between. */
-static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, size_t len) HT_REQUIRES(HT_LOCK_STORE)
+static size_t write_locked(struct ht_obj *o, uint64_t off, const uint8_t *buf, size_t len, int *out_rc)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     size_t done = 0;
     int rc = 0;
@@ -419,11 +423,12 @@ static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, siz
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
         uint32_t n = (uint32_t)ht_min_u64(len - done, ht_obj_bytes_per_chunk(o) - a);
-        rc = write_piece(o, pos >> o->chunk_shift, a, n, (const uint8_t *)buf + done);
+        rc = write_piece(o, pos >> o->chunk_shift, a, n, buf + done);
         if (!rc)
             done += n;
     }
-    return done ? (ssize_t)done : rc;
+    *out_rc = rc;
+    return done;
 }
 
 ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
@@ -432,15 +437,16 @@ ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len
 
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
-    for (;;) {
-        ssize_t rc = ht_obj_lock_for_change(o, &sc);
+    size_t done = 0;
+    int rc;
+    do {
+        rc = ht_obj_lock_for_change(o, &sc);
         if (rc)
-            return rc;
-        rc = write_locked(o, off, buf, len);
+            break;
+        done += write_locked(o, off + done, (const uint8_t *)buf + done, len - done, &rc);
         ht_obj_unlock_after_change(o, sc);
         if (rc == -EREMOTE) /* no abort waits for a change that waits for the vault */
-            rc = ht_cold_bring_ends(o, off, len);
-        if (rc || !len)
-            return rc;
-    }
+            rc = ht_cold_bring_ends(o, off + done, len - done);
+    } while (!rc && done < len);
+    return done ? (ssize_t)done : rc;
 }

@@ -131,15 +131,20 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     int rc = ref_of(o, p, &ref);
 
     if (!rc)
-        rc = o->extra->shm         ? -EBUSY
-            : o->extra->used_bytes ? -EOPNOTSUPP
-            : !o->s->vault.known   ? -ENXIO
-                                   : ht_obj_need_extra(o);
+        rc = ht_obj_need_extra(o);
     if (!rc)
         rc = ht_chunk_ask(o, p->index, &c);
     if (rc)
         return rc;
     ht_chunk_lock_exclusive(o, c, p->index);
+    rc = o->extra->shm         ? -EBUSY
+        : o->extra->used_bytes ? -EOPNOTSUPP
+        : !o->s->vault.known   ? -ENXIO
+                               : ref_of(o, p, &ref); /* its size may have changed while this waited */
+    if (rc) {
+        ht_chunk_unlock_exclusive(o, c, p->index);
+        return rc;
+    }
     if (c->flags & ~HT_CH_LOG_RESERVED || c->slot != HT_SLOT_NONE)
         rc = -EEXIST;
     else
@@ -225,7 +230,10 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
 
 /* --------------------------------------------------------------------- recall */
 
-/* The content of a published reference with nothing newer; its object does not go. 0: it moved, or is not that. */
+/*
+ * The content of a published reference with nothing newer; its object does not go. 0: it moved, or is not
+ * that. -EAGAIN: a thread has it.
+ */
 static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
 {
     struct ht_move_owner self = {o, index};
@@ -248,6 +256,8 @@ static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
         rc = ring ? ht_move_write_raw(&m, ring, ht_cold_bytes(&w), m.was.visible) : -ENOMEM;
     if (!rc && w.fetch)
         rc = ht_move_publish(s, &m, 1, &lsn);
+    if (!rc && w.fetch && !m.moved)
+        rc = -EAGAIN;
     *bytes = w.fetch ? m.was.stored : 0;
     ht_store_lock(s);
     ht_cold_put(&w);
@@ -275,12 +285,13 @@ static uint64_t next_cold(struct ht_obj *o, uint64_t index)
     return found;
 }
 
+static const struct timespec moment = {.tv_nsec = 10000000};
+
 /* As many bytes as the options allow since then. */
 static void pace(const struct ht_store *s, uint64_t began_ns, uint64_t bytes, ht_recall_stop *stop, void *ctx)
 {
     uint64_t rate = s->opts.background_rate_bytes;
     uint64_t due_ns = rate ? began_ns + (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
-    const struct timespec moment = {.tv_nsec = 10000000};
 
     while (ht_now_ns() < due_ns && !stop(ctx))
         nanosleep(&moment, NULL);
@@ -294,9 +305,14 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
 
     while (!rc && (index = next_cold(o, index)) != UINT64_MAX) {
         uint64_t began_ns = ht_now_ns(), bytes;
-        rc = stop(ctx) ? -EINTR : recall_chunk(o, index++, &bytes);
-        if (!rc)
+        rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes);
+        index += rc != -EAGAIN;
+        if (rc == -EAGAIN) { /* it is read or written now: once more, if it is still cold */
+            nanosleep(&moment, NULL);
+            rc = 0;
+        } else if (!rc) {
             pace(o->s, began_ns, bytes, stop, ctx);
+        }
     }
     (void)ht_io_class_set(was);
     return rc ? rc : ht_store_sync(o->s, o->s->frees.last_lsn);
