@@ -84,7 +84,8 @@ class Script:
         if used and os.path.exists(used):
             with open(used) as f:
                 for line in f:
-                    self.faults[int(line)][0] -= 1
+                    if int(line) < len(self.faults):    # of this script, and not of one before it
+                        self.faults[int(line)][0] -= 1
 
     def take(self, verb, key):
         """(fault, number), or ('', 0)."""
