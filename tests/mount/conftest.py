@@ -143,6 +143,21 @@ def pytest_runtest_makereport(item, call):
         item.failed = outcome.get_result().failed
 
 
+def end_stores(request, made):
+    """After a test: its stores are unmounted and clean, or say what happened."""
+    failed = getattr(request.node, 'failed', True)
+    for store in made:
+        try:
+            store.close(failed)
+            if failed:
+                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
+            elif store.ends_clean:
+                store.assert_clean()
+        finally:
+            if not store.is_mounted():
+                shutil.rmtree(store.folder)
+
+
 @pytest.fixture
 def make_store(request):
     """make_store(size='256M', *options of mkfs): stores that are unmounted and must be clean when the test ends."""
@@ -155,17 +170,7 @@ def make_store(request):
         return made[-1]
 
     yield make
-    failed = getattr(request.node, 'failed', True)
-    for store in made:
-        try:
-            store.close(failed)
-            if failed:
-                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-            elif store.ends_clean:
-                store.assert_clean()
-        finally:
-            if not store.is_mounted():
-                shutil.rmtree(store.folder)
+    end_stores(request, made)
 
 
 @pytest.fixture

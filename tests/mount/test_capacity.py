@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from calls import refused, sync
-from conftest import MIB, SECONDS_MAX, Store, run, wait_for
+from conftest import MIB, SECONDS_MAX, Store, end_stores, run, wait_for
 from models import new_model, word
 from test_devices import devices, make_pair  # noqa: F401 (a fixture)
 from test_errors import events
@@ -59,16 +59,7 @@ def make(request):
         return made[-1]
 
     yield make_one
-    failed = getattr(request.node, 'failed', True)
-    for store in made:
-        try:
-            store.close(failed)
-            if failed:
-                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-            elif store.ends_clean:
-                store.assert_clean()
-        finally:
-            shutil.rmtree(store.folder)
+    end_stores(request, made)
 
 
 def used(mnt):

@@ -14,7 +14,7 @@ import pytest
 
 from calls import fails, sync
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
-from test_archive import archive, restore
+from test_archive import archive, restore, vault  # noqa: F401
 from test_roots import command, put_gradient, random, word
 from test_step_streams import ADAMW, content, digest, make_model, step
 
@@ -30,14 +30,6 @@ def stores(make_store):
     """Two with room for two models and their next steps."""
     pair = make_store('1G'), make_store('1G')
     return pair, [s.mount() for s in pair]
-
-
-@pytest.fixture
-def vault(tmp_path):
-    folder = tmp_path / 'vault'
-    folder.mkdir()
-    run('hitrainctl', 'vault', 'init', folder)
-    return folder
 
 
 @pytest.fixture
