@@ -144,7 +144,7 @@ static int set_device(struct ht_options *o, const struct row *row, const char *v
     return 0;
 }
 
-/* A word of the command line, which stays. */
+/* A copy, which is freed with the options. */
 static int set_text(struct ht_options *o, const struct row *row, const char *value)
 {
     char *copy = strdup(value);

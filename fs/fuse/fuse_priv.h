@@ -159,6 +159,8 @@ char *ht_fuse_buffer(void);
 
 /* reply.c: short forms. r: 0 or -errno. */
 void ht_reply(fuse_req_t req, int rc);
+/* To an ioctl whose answer has no bytes. */
+void ht_reply_ioctl(fuse_req_t req, ssize_t rc);
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st);
 /* For a found or made entry, which has taken a lookup count. */
 void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st);

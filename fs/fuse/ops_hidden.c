@@ -270,24 +270,16 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         reply_written(ht_fuse_of(req), req, file, (uint64_t)off, n, &mark);
 }
 
-static void reply_ioctl(fuse_req_t req, ssize_t rc)
-{
-    if (rc < 0)
-        ht_reply(req, (int)rc);
-    else
-        fuse_reply_ioctl(req, 0, NULL, 0);
-}
-
 static void job_command(struct ht_job *job)
 {
-    reply_ioctl(job->req, ht_hidden_write(job->file, 0, job->data, job->size, true));
+    ht_reply_ioctl(job->req, ht_hidden_write(job->file, 0, job->data, job->size, true));
 }
 
 static void job_gather(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
 
-    reply_ioctl(job->req, ht_hidden_gather(job->file, job->data, job->size, &caller));
+    ht_reply_ioctl(job->req, ht_hidden_gather(job->file, job->data, job->size, &caller));
 }
 
 static void gather(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, const void *in, size_t in_len)
@@ -320,7 +312,7 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
 
 static void reply_background(fuse_req_t req, struct fuse_file_info *fi)
 {
-    reply_ioctl(req, fi ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
+    ht_reply_ioctl(req, fi ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
 }
 
 void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,

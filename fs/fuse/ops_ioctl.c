@@ -51,10 +51,7 @@ void ht_reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open)
 
     if (rc == 0)
         open->background = true;
-    if (rc)
-        ht_reply(req, rc);
-    else
-        fuse_reply_ioctl(req, 0, NULL, 0);
+    ht_reply_ioctl(req, rc);
 }
 
 static void job_places(struct ht_job *job)

@@ -24,6 +24,14 @@ void ht_reply(fuse_req_t req, int rc)
     fuse_reply_err(req, rc < 0 ? -rc : 0);
 }
 
+void ht_reply_ioctl(fuse_req_t req, ssize_t rc)
+{
+    if (rc < 0)
+        ht_reply(req, (int)rc);
+    else
+        fuse_reply_ioctl(req, 0, NULL, 0);
+}
+
 /* The hidden tree follows roots and parameters that change without the kernel: the kernel must look it up each time. */
 static double valid_for(uint64_t ino)
 {

@@ -140,16 +140,10 @@ static bool make_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &root->redo;
 
-    if (redo->pieces + n <= redo->pieces_max)
-        return true;
-    size_t max = redo->pieces_max * 2 > redo->pieces + n ? redo->pieces_max * 2 : redo->pieces + n + 64;
-    struct ht_redo_piece *piece = realloc(redo->piece, max * sizeof(*piece));
-    if (!piece)
-        return false;
-    redo->piece = piece;
-    redo->pieces_max = max;
+    int rc = ht_array_grow((void **)&redo->piece, &redo->pieces_max, redo->pieces + n, sizeof(*redo->piece));
+
     ht_opt_redo_count_heap(root);
-    return true;
+    return rc == 0;
 }
 
 /* Gives the bytes of a range places in the object. */

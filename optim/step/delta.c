@@ -162,16 +162,10 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 static bool has_room(struct ht_optim *o, struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (d->pieces + more <= d->pieces_max)
-        return true;
-    size_t max = d->pieces_max * 2 > d->pieces + more ? d->pieces_max * 2 : d->pieces + more + 64;
-    struct ht_delta_piece *piece = realloc(d->piece, max * sizeof(*piece));
-    if (!piece)
-        return false;
-    d->piece = piece;
-    d->pieces_max = max;
+    int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + more, sizeof(*d->piece));
+
     ht_opt_delta_count_heap(o, d);
-    return true;
+    return rc == 0;
 }
 
 /* Gives the pieces places in the object. -EFBIG: the step changes too much. */
