@@ -7,7 +7,6 @@
  * HITRAIN_SEED=N seeds the random states.
  */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/support/harness.h"
 #include "tests/support/u64_set.h"

@@ -6,7 +6,6 @@
  * HITRAIN_SCRIPT=N plays one script, counted from 0. HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does
  * fifty times as many.
  */
-#include <unistd.h>
 
 #include "tests/support/engine.h"
 #include "tests/support/memory.h"

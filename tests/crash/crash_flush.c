@@ -10,8 +10,6 @@
  * HITRAIN_DEVICES=N plays with N devices only; HITRAIN_SEED=N begins with other random numbers; HITRAIN_LONG=1 does
  * fifty times as many cuts.
  */
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "tests/support/dev.h"
 #include "tests/support/memory.h"

@@ -6,7 +6,6 @@
  * HITRAIN_LONG=1: torn writes, too. HITRAIN_SEED=N seeds the random states.
  */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/support/fsck_scenario.h"
 #include "tests/support/u64_set.h"

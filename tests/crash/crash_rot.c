@@ -6,7 +6,6 @@
  * HITRAIN_SEED=N flips other bytes.
  */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/support/crash_scenario.h"
 #include "tests/support/memory.h"

@@ -11,7 +11,6 @@
  * the dm-log-writes format.
  */
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/support/background_priv.h"
 #include "tests/support/u64_set.h"

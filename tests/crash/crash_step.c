@@ -6,7 +6,6 @@
  *
  * HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does fifty times as many.
  */
-#include <unistd.h>
 
 #include "tests/support/u64_set.h"
 #include "tests/support/harness.h"

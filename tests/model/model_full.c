@@ -7,7 +7,6 @@
  * abort, however full the store is. HITRAIN_SEED=N runs other work, HITRAIN_LONG=1 does ten times as much.
  */
 #include <sched.h>
-#include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * suite.h - tests that are added by their definition, and what runs them.
+ * suite.h - tests that are added by their definition, what runs them, and the headers that nearly all of them need.
  *
  *     TEST(a_name_moves)
  *     {

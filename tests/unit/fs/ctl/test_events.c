@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A reader that opens .hitrain/events finds the events that were raised before. */
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/events.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A feed of lines: where it begins, how much a read gets, and what an error leaves. */
-#include <errno.h>
 
 #include "fs/ctl/feed.h"
 #include "tests/support/suite.h"

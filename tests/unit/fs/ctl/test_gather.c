@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An open .hitrain/gather: what a write that must wait has written, what a close drops, who waits, shares of users. */
 #include <fcntl.h>
-#include <unistd.h>
 
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/gather.h"

@@ -2,7 +2,6 @@
 /* Lanes of jobs without a mount: which job waits for which, how many threads are held, how many bytes are copied. */
 #include <fcntl.h>
 #include <semaphore.h>
-#include <unistd.h>
 
 #include "fs/fuse/fuse_priv.h"
 #include "tests/support/suite.h"

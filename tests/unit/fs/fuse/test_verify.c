@@ -2,7 +2,6 @@
 /* Lanes that contradict themselves end the process when they are verified; sound ones pass. */
 #include <semaphore.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include "fs/fuse/job_priv.h"
 #include "tests/support/suite.h"

@@ -3,11 +3,7 @@
 #ifndef HITRAIN_TESTS_UNIT_FS_NS_FIXTURE_H
 #define HITRAIN_TESTS_UNIT_FS_NS_FIXTURE_H
 
-#include <check.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "fs/ns/ns.h"
 #include "tests/support/dev.h"

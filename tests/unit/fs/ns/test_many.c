@@ -8,7 +8,6 @@
  *
  *   make LOCKS=1 tests && HITRAIN_TEST_FILES=1000000 build/locks/tests/unit/fs/ns/test_many
  */
-#include <stdatomic.h>
 
 #include "fixture.h"
 #include "tiering/api/keep.h"

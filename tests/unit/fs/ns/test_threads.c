@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many threads at once, with the store's own: no torn metadata, no deadlock; for the thread sanitizer most of all. */
-#include <stdatomic.h>
 
 #include "fixture.h"
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of participants: record types that do not overlap, and the order of their lives. */
-#include <stdatomic.h>
-#include <unistd.h>
 #include <hitrain/format.h>
 
 #include "fs/ns/ns.h"

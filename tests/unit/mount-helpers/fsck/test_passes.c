@@ -4,7 +4,6 @@
  * references that no program would write.
  */
 #include <sys/mman.h>
-#include <unistd.h>
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/dev.h"
 #include "tests/support/log_records.h"

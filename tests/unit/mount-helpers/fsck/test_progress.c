@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pass that takes long says so, and which one it is; a short one says nothing. */
 #include <poll.h>
-#include <unistd.h>
 
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/dev.h"

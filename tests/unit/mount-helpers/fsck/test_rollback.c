@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rollbacks of things unlike the kept step: sparse files, parameters of another shape, open gradients and files. */
-#include <stdatomic.h>
 
 #include "tests/support/harness.h"
 #include "tests/support/suite.h"

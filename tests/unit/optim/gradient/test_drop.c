@@ -5,8 +5,6 @@
  */
 #include "tests/unit/optim/step/fixture.h"
 
-#include <unistd.h>
-
 enum { ELEMENTS = 57344, BYTES = ELEMENTS * 4, WRITERS = 3, ROUNDS = 12 };
 
 static struct test_param *p, *q;

@@ -2,7 +2,6 @@
 /* Logged steps that are computed again while clients use the store. */
 #include <semaphore.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "tests/unit/optim/redo/held.h"
 

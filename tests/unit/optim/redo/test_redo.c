@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logged steps: their bits after a crash or an abort, what makes a commit full, and errors in between. */
-#include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
 

@@ -5,8 +5,6 @@
  */
 #include "tests/unit/optim/redo/held.h"
 
-#include <unistd.h>
-
 enum { FEW = 1000, MANY = 100000, STEPS = 3, WRITES_MAX = 16 };
 
 static uint64_t *oid;

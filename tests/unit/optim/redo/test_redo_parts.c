@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Logged steps of content that the DRAM tier does not hold are computed again part by part. */
 #include <sched.h>
-#include <unistd.h>
 
 #include "tests/unit/optim/redo/held.h"
 #include "tests/unit/optim/redo/logged.h"

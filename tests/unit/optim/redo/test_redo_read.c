@@ -2,8 +2,6 @@
 /* Logged steps for readers: which are there, what they are, and the same updates in another store. */
 #include "tests/unit/optim/step/fixture.h"
 
-#include <unistd.h>
-
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/redo.h"

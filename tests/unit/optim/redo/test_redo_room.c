@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a logged step needs at the next mount is nobody else's until the full step. */
-#include <unistd.h>
 
 #include "tests/unit/optim/step/fixture.h"
 

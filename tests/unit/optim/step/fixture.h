@@ -6,12 +6,7 @@
 #ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
 #define HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
 
-#include <check.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/rules/rule.h"
 #include "optim/optim.h"

@@ -3,8 +3,6 @@
 #ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_HOLDER_H
 #define HITRAIN_TESTS_UNIT_OPTIM_STEP_HOLDER_H
 
-#include <unistd.h>
-
 #include "tests/unit/optim/step/fixture.h"
 
 static inline void wait_until(bool (*holds)(void))

@@ -2,8 +2,6 @@
 /* test_background.c - workers that do the store's background work, and updates that come meanwhile. */
 #include "tests/unit/optim/step/fixture.h"
 
-#include <unistd.h>
-
 #include "optim/state/context.h"
 #include "optim/state/root.h"
 #include "tiering/api/background.h"

@@ -4,7 +4,6 @@
 #include "tiering/object/context.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 /* Copies of the model, to go back to. */
 struct saved {

@@ -2,8 +2,6 @@
 /* What the store writes for a model counts for its steps. */
 #include "fixture.h"
 
-#include <unistd.h>
-
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events reach the sink with all they carry; without a sink they are messages. */
-#include <unistd.h>
 #include "tests/support/suite.h"
 #include "tiering/base/event.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Locks taken out of their order end the process, in builds that check it; in order they are plain locks. */
-#include <errno.h>
 #include <signal.h>
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages are one whole line each, whatever is in them. */
-#include <unistd.h>
 #include "tests/support/suite.h"
 
 static int saved_stderr, ends[2];

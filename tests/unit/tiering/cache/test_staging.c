@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Staging buffers go to threads in the order of their requests. */
 #include <sched.h>
-#include <stdatomic.h>
 
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"

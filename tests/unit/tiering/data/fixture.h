@@ -6,9 +6,6 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_DATA_FIXTURE_H
 #define HITRAIN_TESTS_UNIT_TIERING_DATA_FIXTURE_H
 
-#include <check.h>
-#include <stdlib.h>
-
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/io/dev.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a store counts as written: in a day, beside its budget, and for a scope. */
-#include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/event.h"

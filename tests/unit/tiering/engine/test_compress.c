@@ -6,7 +6,6 @@
 
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <stdatomic.h>
 #include <time.h>
 
 #include "tests/support/wrap.h"

@@ -3,7 +3,6 @@
 
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <stdatomic.h>
 #include <time.h>
 
 #include "tests/unit/tiering/codec/content.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_engines.c - threads that write, cut and read files beside all work in the background lose nothing. */
-#include <stdatomic.h>
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"

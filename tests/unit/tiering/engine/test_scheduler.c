@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_scheduler.c - lanes with rows that do nothing but count: turns, budgets, pace, pauses, wakes and ends. */
 #include <sched.h>
-#include <stdatomic.h>
-#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/wrap.h"

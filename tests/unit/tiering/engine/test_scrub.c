@@ -4,8 +4,6 @@
  */
 #include "tests/unit/tiering/engine/scrub.h"
 
-#include <stdatomic.h>
-
 #include "tests/support/wrap.h"
 #include "tiering/base/event.h"
 #include "tiering/engine/engine.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which NUMA node a device hangs on, in trees as sysfs has them. */
-#include <errno.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tiering/io/io_priv.h"

@@ -12,11 +12,6 @@
 #include "tests/support/suite.h"
 #include "tiering/journal/journal.h"
 
-#include <check.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <unistd.h>
-
 #define KV_KEYS 512u
 #define KV_LOG_BYTES ((uint64_t)HT_LOG_BYTES_MIN)
 #define KV_LOG_OFFSET ((uint64_t)65536)

@@ -9,8 +9,6 @@
  */
 #include "tests/unit/tiering/journal/kv.h"
 
-#include <stdatomic.h>
-
 #define GROUP_KEYS 3u
 #define GROUPS 16u /* of keys */
 

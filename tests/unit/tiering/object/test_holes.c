@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks that hold nothing any more cost no memory, however they came to that. */
-#include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 

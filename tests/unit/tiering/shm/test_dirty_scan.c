@@ -4,7 +4,6 @@
  * nothing changes. Its clock is the test's.
  */
 #include <sched.h>
-#include <stdatomic.h>
 #include <sys/mman.h>
 
 #include "tiering/object/object.h"

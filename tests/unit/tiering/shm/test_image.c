@@ -2,7 +2,6 @@
 /* test_image.c - one interface for images in the arena and in shared memory: the same calls on both. */
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/unit/tiering/data/fixture.h"
 #include "tiering/api/shm.h"

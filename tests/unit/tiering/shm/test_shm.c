@@ -3,7 +3,6 @@
 #include "tiering/object/chunk.h"
 #include "tests/unit/tiering/store/fixture.h"
 
-#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 

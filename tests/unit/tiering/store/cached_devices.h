@@ -3,8 +3,6 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
 #define HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
 
-#include <stdatomic.h>
-
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 

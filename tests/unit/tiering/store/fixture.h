@@ -3,10 +3,6 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
 #define HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
 
-#include <check.h>
-#include <pthread.h>
-#include <stdlib.h>
-
 #include "tests/support/background.h"
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"

@@ -4,7 +4,6 @@
  * no more than the next image.
  */
 #include <sched.h>
-#include <stdatomic.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_holders.c - a chunk with as many readers as it can count lets the next ones wait, and forgets none. */
-#include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 

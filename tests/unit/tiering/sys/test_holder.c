@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include "tests/support/suite.h"
 #include "tiering/sys/mount_user.h"

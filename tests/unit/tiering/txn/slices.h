@@ -6,11 +6,7 @@
 #ifndef HITRAIN_TESTS_SLICES_H
 #define HITRAIN_TESTS_SLICES_H
 
-#include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <unistd.h>
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"

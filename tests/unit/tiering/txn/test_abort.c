@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Changes beside an abort: each is before it and taken back whole, or after it and stays whole. */
 #include <sched.h>
-#include <stdatomic.h>
 
 #include "tests/unit/tiering/store/fixture.h"
 
