@@ -16,11 +16,14 @@ from objects import Failure
 
 STEPS = 10, 20
 TURNS_MAX = 4000
+FAULTS = 'end-before', 'end-after', 'lost-before', 'lost-after', 'late'
+# A verb that reads changes nothing, so the other faults make the same stories of it. The value: of how many reads one is cut.
+FAULTS_OF_READS = {'end-after': 1, 'lost-before': 1}
 
 
 class Story:
     def __init__(self, cut=None, fault=None):
-        self.cut, self.kind, self.verb, self.ended = cut, fault, 0, None
+        self.cut, self.kind, self.verbs, self.ended = cut, fault, [], None
         self.world, self.reported, self.restored = World(), set(), []
         self.vault = jobs.make_vault(self.world.seat(), GRACE)
         self.world.fault = self.choose
@@ -28,8 +31,8 @@ class Story:
     def choose(self, actor, verb, key):
         if not actor:
             return None
-        self.verb += 1
-        if self.verb != self.cut:
+        self.verbs.append(verb)
+        if len(self.verbs) != self.cut:
             return None
         if self.kind in ('end-before', 'end-after'):
             self.ended = actor
@@ -145,20 +148,26 @@ def test_a_step_is_called_once_in_an_epoch():
     assert first.epoch == epoch + 1 and second.called(9).step == 11
 
 
-VERBS = Story().run().verb
+def cut_at_each_verb(make, verbs, fault, of_reads=FAULTS_OF_READS):
+    for cut, verb in enumerate(verbs, 1):
+        if verb in ('get', 'list') and (fault not in of_reads or cut % of_reads[fault]):
+            continue
+        try:
+            make(cut, fault).run().check()
+        except BaseException as e:
+            raise AssertionError(f'verb {cut}, {fault}: {e!r}') from e
+
+
+VERBS = Story().run().verbs
 
 
 def test_the_whole_story_reports_and_restores():
     story = Story().run()
     story.check()
-    assert {step for step, _ in story.reported} == set(STEPS) and story.restored and VERBS > 100
+    assert {step for step, _ in story.reported} == set(STEPS) and story.restored and len(VERBS) > 100
     assert not any(o for o in story.world.late)
 
 
-@pytest.mark.parametrize('fault', ['end-before', 'end-after', 'lost-before', 'lost-after', 'late'])
+@pytest.mark.parametrize('fault', FAULTS)
 def test_a_story_cut_at_each_verb_loses_nothing(fault):
-    for cut in range(1, VERBS + 1):
-        try:
-            Story(cut, fault).run().check()
-        except BaseException as e:
-            raise AssertionError(f'verb {cut}, {fault}: {e!r}') from e
+    cut_at_each_verb(Story, VERBS, fault)

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from archiver import FULL, LOGGED, Lost, Reader, manifest, new_lease, put_segments, segments_of
-from test_protocol_cuts import Story
+from test_protocol_cuts import FAULTS, Story, cut_at_each_verb
 from world import Seat
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'mount-helpers/tools'))
@@ -189,7 +189,7 @@ class LoggedStory(Story):
         assert head.entries[-1].last == LAST and head.entries[-1].kind == LOGGED
 
 
-VERBS = LoggedStory().run().verb
+VERBS = LoggedStory().run().verbs
 
 
 def test_the_whole_story_logs_and_follows():
@@ -197,13 +197,9 @@ def test_the_whole_story_logs_and_follows():
     story.check()
     entries = Reader(story.world).head('job').entries
     assert [(e.step, e.last, e.kind) for e in entries] == [(10, 10, 1), (11, 12, 2), (12, 12, 1), (13, 13, 2)]
-    assert story.restored == sorted(set(story.restored)) and {11, 12} <= set(story.restored) and VERBS > 100
+    assert story.restored == sorted(set(story.restored)) and {11, 12} <= set(story.restored) and len(VERBS) > 100
 
 
-@pytest.mark.parametrize('fault', ['end-before', 'end-after', 'lost-before', 'lost-after', 'late'])
+@pytest.mark.parametrize('fault', FAULTS)
 def test_a_story_with_logged_steps_cut_at_each_verb_loses_nothing(fault):
-    for cut in range(1, VERBS + 1, 1 if fault == 'end-before' else 4):
-        try:
-            LoggedStory(cut, fault).run().check()
-        except BaseException as e:
-            raise AssertionError(f'verb {cut}, {fault}: {e!r}') from e
+    cut_at_each_verb(LoggedStory, VERBS, fault, {'end-after': 1, 'lost-before': 4})

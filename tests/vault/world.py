@@ -66,7 +66,9 @@ class Actor(threading.Thread):
     def __init__(self, world, name, work):
         super().__init__(daemon=True, name=name)
         self.world, self.work, self.ends, self.error = world, work, False, None
-        self.may_go, self.stands, self.over = threading.Semaphore(0), threading.Semaphore(0), False
+        self.may_go, self.stands, self.over = threading.Lock(), threading.Lock(), False     # taken: nobody passes
+        self.may_go.acquire()
+        self.stands.acquire()
         self.verbs, self.at = 0, None    # at: the verb and key before which it stands
 
     def run(self):
