@@ -17,7 +17,7 @@ from models import new_model
 from test_documents import bits_of
 from test_roots import command, word
 from test_shards import reshard
-from test_vault_follow import Program, entries
+from test_vault_follow import Program, entries, looks_end  # noqa: F401 (a fixture)
 from test_vault_shards import in_store, keep_own, owners_of, run, shards_of
 
 import archiver as archivers

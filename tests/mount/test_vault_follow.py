@@ -27,11 +27,22 @@ import stop
 KILLS = 20
 
 
-def new_vault(place):
-    url = place.url(f'f-{uuid.uuid4().hex[:8]}')
-    with engines.open(url, timeout=60) as e:
-        jobs.make_vault(e, 86400)
+looking = {}    # engines by URL, open until the test ends: each is a program, and a test that waits looks often
+
+
+def engine_of(url):
+    if url not in looking:
+        looking[url] = engines.open(url, timeout=60)
+    return looking[url]
+
+
+def make_vault(url):
+    jobs.make_vault(engine_of(url), 86400)
     return url
+
+
+def new_vault(place):
+    return make_vault(place.url(f'f-{uuid.uuid4().hex[:8]}'))
 
 
 def job_of(url, job='llama'):
@@ -40,8 +51,7 @@ def job_of(url, job='llama'):
 
 
 def head(url, job='llama'):
-    with engines.open(url, timeout=60) as e:
-        return jobs.highest(e, jobs.open_vault(e), job)
+    return jobs.highest(engine_of(url), jobs.open_vault(engine_of(url)), job)
 
 
 def entries(url, job='llama'):
@@ -81,8 +91,16 @@ class Program:
         self.process.wait(SECONDS_MAX)
 
 
+@pytest.fixture(autouse=True)
+def looks_end(make_store):
+    """Before the stores, in which vaults may lie."""
+    yield
+    while looking:
+        looking.popitem()[1].close()
+
+
 @pytest.fixture
-def programs(tmp_path):
+def programs(tmp_path, looks_end):
     """start(name, *words): programs that are ended with the test."""
     made = []
 
@@ -126,8 +144,7 @@ def test_a_standby_has_each_step(place, make_store, programs):
 
 def test_a_logged_step_is_restored_as_a_model_of_its_own(tmp_path, make_store, programs):
     """From the full step before it; the model trains on from there as the first one did."""
-    url, root, there = f'{tmp_path}/vault', model(make_store), make_store().mount()
-    run('hitrainctl', 'vault', 'init', url)
+    url, root, there = make_vault(f'{tmp_path}/vault'), model(make_store), make_store().mount()
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     to.wait_for(lambda: entries(url), 'a full step is there')
     for n in range(3, 6):
@@ -177,9 +194,7 @@ def test_an_archiver_that_is_killed_loses_no_step_that_it_reported(place, make_s
 
 
 def test_an_archiver_that_comes_too_late_archives_a_full_step_and_goes_on(tmp_path, make_store, programs):
-    url, root = str(tmp_path / 'v'), model(make_store, REDO.replace('redo_keep=12', 'redo_keep=2'))
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root = make_vault(str(tmp_path / 'v')), model(make_store, REDO.replace('redo_keep=12', 'redo_keep=2'))
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     to.wait_for(lambda: entries(url), 'a full step is there')
     to.kill()
@@ -198,9 +213,7 @@ def test_an_archiver_that_comes_too_late_archives_a_full_step_and_goes_on(tmp_pa
 
 def test_an_archiver_does_not_end_an_open_step(tmp_path, make_store, programs):
     """It keeps one itself, as there is none. Until a step has ended it waits."""
-    url, root = str(tmp_path / 'v'), model(make_store)
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root = make_vault(str(tmp_path / 'v')), model(make_store)
     for i, name in enumerate(('w', 'deep/v')):
         put_gradient(root, name, gradient(300_000, 3 + i, 'f32'))
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
@@ -217,9 +230,7 @@ def has(other, step, root):
 
 
 def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_store, programs):
-    url, root, other = str(tmp_path / 'v'), model(make_store), make_store().mount() / 'copy'
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root, other = make_vault(str(tmp_path / 'v')), model(make_store), make_store().mount() / 'copy'
     command(root, 'snapshot two')
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     at = programs('standby', 'restore', job_of(url), other, '--follow')
@@ -249,9 +260,7 @@ def test_a_standby_behind_a_gap_or_a_rollback_is_restored_anew(tmp_path, make_st
 
 
 def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, programs):
-    url, root = str(tmp_path / 'v'), model(make_store)
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root = make_vault(str(tmp_path / 'v')), model(make_store)
     first = programs('first', 'archive', root, job_of(url), '--follow', '--log')
     first.wait_for(lambda: entries(url), 'a full step is there')
     epoch = head(url).epoch
@@ -285,10 +294,8 @@ def test_training_does_not_wait_for_a_silent_vault(place, make_store, programs):
 
 
 def test_a_full_vault_is_told_and_waited_for(tmp_path, make_store, programs):
-    url, root = f'test:{tmp_path}/v', model(make_store)
     (tmp_path / 'v').mkdir()
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root = make_vault(f'test:{tmp_path}/v'), model(make_store)
     (tmp_path / 'v/~faults').write_text('6*full put_new seg/\n')
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     to.wait_for(lambda: steps(url) == 2, 'the step is there')
@@ -296,12 +303,10 @@ def test_a_full_vault_is_told_and_waited_for(tmp_path, make_store, programs):
     to.end()
 
 
-def test_an_engine_that_lets_a_second_put_win_is_refused(tmp_path, make_store):
+def test_an_engine_that_lets_a_second_put_win_is_refused(tmp_path, make_store, programs):
     """Each archiver says what can still be done, and one alone may do it. Options that nothing would look at are refused by name."""
-    url, root = f'test:{tmp_path}/v', model(make_store)
     (tmp_path / 'v').mkdir()
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root = make_vault(f'test:{tmp_path}/v'), model(make_store)
     (tmp_path / 'v/~faults').write_text('**twice put_new\n')
     command(root, 'snapshot base')
 
@@ -313,8 +318,7 @@ def test_an_engine_that_lets_a_second_put_win_is_refused(tmp_path, make_store):
         why = refused('archive', root, *options)
         assert 'create-if-absent' in why and '--single-writer. Restore and verify work' in why
     assert 'for several' in refused('archive', root, 'base', job_of(url), '--rank=0of2', '--single-writer')
-    with engines.open(url) as e:
-        assert not [key for prefix in ('job/', 'probe/', 'lease/') for key, _, _ in e.list(prefix)]
+    assert not [key for prefix in ('job/', 'probe/', 'lease/') for key, _, _ in engine_of(url).list(prefix)]
     run('hitrainctl', 'archive', root, 'base', job_of(url), '--single-writer')
     for options in [job_of(url), tmp_path / 'x', '--shard=0of2'], ['-', tmp_path / 'x'], ['-', root, '--follow']:
         assert '--rank is for' in refused('restore', *options, '--rank=0of2')
@@ -332,9 +336,7 @@ def test_who_waits_long_says_so_once_an_hour(monkeypatch, capsys):
 
 def test_content_that_was_changed_in_the_vault_is_refused_by_name(tmp_path, make_store, programs):
     """A logged step with one bit of a gradient flipped: the copy stays at the step before, and says which object."""
-    url, root, other = str(tmp_path / 'v'), model(make_store), make_store().mount() / 'copy'
-    with engines.open(url) as e:
-        jobs.make_vault(e, 86400)
+    url, root, other = make_vault(str(tmp_path / 'v')), model(make_store), make_store().mount() / 'copy'
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     to.wait_for(lambda: entries(url), 'a full step is there')
     before = set((tmp_path / 'v/seg').rglob('*'))
