@@ -39,10 +39,7 @@ static void note_event(void *ctx, const struct ht_event *e)
 
 static uint64_t below(uint64_t n)
 {
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd % n;
+    return random_next(&rnd) % n;
 }
 
 static void check(void)

@@ -35,10 +35,7 @@ static struct {
 
 static uint64_t below(uint64_t n)
 {
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd % n;
+    return random_next(&rnd) % n;
 }
 
 /* ------------------------------------------------------------- durable steps */

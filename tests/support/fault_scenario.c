@@ -417,12 +417,6 @@ static void step_seen(struct fault_scenario *p, bool give_up)
 
 /* ---------------------------------------------------------------- engines */
 
-static bool may_compress(void *ctx, uint64_t oid)
-{
-    (void)ctx, (void)oid;
-    return true;
-}
-
 /* Work in the background. Whatever fails, files and models stay as they are. */
 static void engines(struct fault_scenario *p)
 {
@@ -430,7 +424,7 @@ static void engines(struct fault_scenario *p)
 
     (void)op(p, background_scrub(s));
     (void)op(p, background_dedup(s));
-    ht_store_set_compress(s, may_compress, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     for (unsigned round = 0; round < 2; round++)
         (void)op(p, background_compress(s));
     (void)op(p, background_compact(s));

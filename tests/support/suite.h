@@ -23,6 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/support/random.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 

@@ -25,12 +25,6 @@ static bool prints;
 static _Atomic bool stop;
 static _Atomic uint64_t looked, touched, failed;
 
-static uint64_t next_random(uint64_t *state)
-{
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
-
 static void name_of(size_t n, char name[32])
 {
     snprintf(name, 32, "f%zu", n);
@@ -44,7 +38,7 @@ static void *look_up(void *arg)
     struct stat st;
 
     while (!stop) {
-        size_t n = next_random(&state) % count;
+        size_t n = random_next(&state) % count;
         name_of(n, name);
         failed += ht_ns_lookup(w.ns, dirs[n % DIRS], name, &st) != 0 || st.st_ino != files[n];
         ht_ns_forget(w.ns, files[n], 1);
@@ -58,7 +52,7 @@ static void *touch(void *arg)
     uint64_t state = 11400714819323198485u;
 
     while (!stop) {
-        ht_ns_touch(w.ns, files[next_random(&state) % count], true);
+        ht_ns_touch(w.ns, files[random_next(&state) % count], true);
         touched++;
     }
     return arg;

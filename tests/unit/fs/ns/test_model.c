@@ -31,10 +31,7 @@ static uint64_t opened[OPENS]; /* inodes held open, or 0 */
 
 static unsigned dice(unsigned n)
 {
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return (unsigned)(rnd >> 11) % n;
+    return (unsigned)(random_next(&rnd) >> 11) % n;
 }
 
 /* ------------------------------------------------------------- the model */

@@ -6,14 +6,6 @@
 
 static uint64_t rnd = 88172645463325252ull;
 
-static uint64_t next_random(void)
-{
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd;
-}
-
 /* ---------------------------------------------------------------- codec */
 
 static const struct ht_ns_record samples[] = {
@@ -152,12 +144,12 @@ TEST(random_bytes_never_crash_the_decoder)
     uint8_t bytes[400];
 
     for (int n = 0; n < 300000; n++) {
-        uint32_t len = (uint32_t)(next_random() % sizeof(bytes));
+        uint32_t len = (uint32_t)(random_next(&rnd) % sizeof(bytes));
         for (uint32_t i = 0; i < len; i += 8)
-            memcpy(bytes + i, &(uint64_t){next_random()}, 8);
-        if (next_random() % 2 == 0 && len > 10)
+            memcpy(bytes + i, &(uint64_t){random_next(&rnd)}, 8);
+        if (random_next(&rnd) % 2 == 0 && len > 10)
             memset(bytes, 0, len / 2);
-        (void)!decode_copy((uint16_t)(HT_REC_NS_FIRST + next_random() % 8), bytes, len);
+        (void)!decode_copy((uint16_t)(HT_REC_NS_FIRST + random_next(&rnd) % 8), bytes, len);
     }
 }
 
@@ -333,7 +325,7 @@ TEST(records_that_contradict_each_other_are_refused)
 static struct ht_ns_record random_record(char name[2])
 {
     static const uint16_t types[] = {S_IFREG, S_IFDIR, S_IFLNK, S_IFIFO};
-    uint64_t v = next_random();
+    uint64_t v = random_next(&rnd);
     struct ht_ns_record r = {.type = (uint16_t)(HT_REC_NS_FIRST + v % 7), .ino = 1 + (v >> 8) % 9};
     uint16_t type = r.ino <= 5 ? S_IFDIR : types[r.ino % 4]; /* mostly of one type per inode */
 
@@ -359,7 +351,7 @@ TEST(random_logs_mount_or_are_refused)
     for (int round = 0; round < ROUNDS; round++) {
         char names[RECORDS_MAX][2];
         struct ht_ns_record r[RECORDS_MAX];
-        size_t count = 1 + next_random() % RECORDS_MAX;
+        size_t count = 1 + random_next(&rnd) % RECORDS_MAX;
         int rc;
         for (size_t n = 0; n < count; n++)
             r[n] = random_record(names[n]);

@@ -16,10 +16,7 @@ struct worker {
 
 static unsigned dice(struct worker *k, unsigned n)
 {
-    k->rnd ^= k->rnd << 13;
-    k->rnd ^= k->rnd >> 7;
-    k->rnd ^= k->rnd << 17;
-    return (unsigned)(k->rnd >> 11) % n;
+    return (unsigned)(random_next(&k->rnd) >> 11) % n;
 }
 
 /* Errors that another thread's changes can cause are expected. */

@@ -7,15 +7,6 @@
 
 enum { GRADIENTS = 3 };
 
-/* As autograd does: the first is the sum, each other is added to it in f32. */
-static void model_add(float *sum, const struct test_param *p, const uint8_t *g, bool first)
-{
-    for (uint64_t i = 0; i < p->n; i++) {
-        float x = ht_kernel_element(g, p->grad_dtype, i);
-        sum[i] = first ? x : sum[i] + x;
-    }
-}
-
 static void model_step(struct test_param *p, const float *sum, uint64_t first, uint64_t last, double factor)
 {
     struct ht_optim_config c = fixture_config(w.config);
@@ -55,7 +46,7 @@ static void write_passes(unsigned passes, bool first)
             uint8_t *g = random_gradient(&w, &w.param[at]);
             put_value(g, w.param[at].grad_dtype, 5, -0.0f);
             write_gradient(&w, &w.param[at], g);
-            model_add(sum[at], &w.param[at], g, first && k == 0);
+            fixture_add(sum[at], &w.param[at], g, first && k == 0);
         }
     }
 }

@@ -10,14 +10,6 @@ enum { RANGE = 3 * HT_FORM_WINDOW + 77, BYTES = 4 * RANGE + 64, GUARD = 64 };
 
 static uint64_t rnd = 88172645463325252ull;
 
-static uint64_t next_random(void)
-{
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd;
-}
-
 static float of_bits(uint32_t bits)
 {
     float x;
@@ -65,10 +57,10 @@ static void find_codecs(void)
 /* Numbers of one size, of all sizes, all bits, or denormals; now and then nothing but zeros. */
 static void fill_block(float *x, size_t n, unsigned how)
 {
-    int exponent = (int)(next_random() % 278) - 149;
+    int exponent = (int)(random_next(&rnd) % 278) - 149;
 
     for (size_t i = 0; i < n; i++) {
-        uint64_t r = next_random();
+        uint64_t r = random_next(&rnd);
         double unit = (double)(r >> 11) * 0x1p-53 * (r & 1 ? -1 : 1);
         switch (how) {
         case 0:
@@ -95,7 +87,7 @@ static void fill_block(float *x, size_t n, unsigned how)
 static void fill_all(float *x, size_t n)
 {
     for (size_t i = 0; i < n; i += 256)
-        fill_block(x + i, ht_min_u64(256, n - i), (unsigned)(next_random() % 6));
+        fill_block(x + i, ht_min_u64(256, n - i), (unsigned)(random_next(&rnd) % 6));
 }
 
 static struct ht_coded coded_at(unsigned form, uint8_t kind, uint8_t *range, uint64_t first, size_t n)
@@ -130,7 +122,7 @@ static void compare(const struct ht_codecs *k, unsigned form, uint8_t kind, bool
     k->decode[form](&cb, y);
     ck_assert_int_eq(memcmp(x, y, sizeof(x)), 0); /* nothing beyond n, either */
     for (size_t i = 0; i < sizeof(a); i++)
-        a[i] = (uint8_t)next_random();
+        a[i] = (uint8_t)random_next(&rnd);
     memcpy(b, a, sizeof(a));
     ht_codecs_scalar.decode[form](&ca, x);
     k->decode[form](&cb, y);
@@ -146,7 +138,7 @@ TEST_LOOP(all_codecs_have_the_same_bits, 2 * HT_FORMS)
     find_codecs();
     for (unsigned k = 0; k < other_count; k++) {
         for (unsigned round = 0; round < 200; round++) {
-            uint64_t window = next_random() % 4;
+            uint64_t window = random_next(&rnd) % 4;
             size_t n = window == 3 ? RANGE - 3 * HT_FORM_WINDOW : HT_FORM_WINDOW;
             compare(others[k], form, kind, round & 1, window * HT_FORM_WINDOW, n);
         }
@@ -319,9 +311,9 @@ TEST_LOOP(all_exponents_get_the_nearest_code, 2)
         float scale = (float)ldexp(1, exponent);
         for (unsigned round = 0; round < 20; round++) {
             for (size_t i = 0; i < 255; i++) {
-                double unit = (double)(next_random() >> 11) * 0x1p-53;
-                x[i] = (float)ldexp(unit, exponent - (int)(next_random() % 28));
-                x[i] = kind == HT_STATE_EXP_AVG && next_random() & 1 ? -x[i] : x[i];
+                double unit = (double)(random_next(&rnd) >> 11) * 0x1p-53;
+                x[i] = (float)ldexp(unit, exponent - (int)(random_next(&rnd) % 28));
+                x[i] = kind == HT_STATE_EXP_AVG && random_next(&rnd) & 1 ? -x[i] : x[i];
             }
             check_nearest(kind, scale, x, 255, value);
         }
@@ -388,7 +380,7 @@ TEST(linear_codes_are_the_nearest)
         double scale = ldexp(1, exponent);
         fill_block(x, HT_FORM_BLOCK_LINEAR, 0);
         for (size_t i = 0; i < HT_FORM_BLOCK_LINEAR; i++)
-            x[i] = (float)(scale * ((double)(next_random() >> 11) * 0x1p-52 - 1));
+            x[i] = (float)(scale * ((double)(random_next(&rnd) >> 11) * 0x1p-52 - 1));
         x[7] = (float)scale;
         encode(HT_FORM_LINEAR, HT_STATE_MOMENTUM_BUFFER, b.bytes, x, HT_FORM_BLOCK_LINEAR);
         decode(HT_FORM_LINEAR, HT_STATE_MOMENTUM_BUFFER, b.bytes, y, HT_FORM_BLOCK_LINEAR);
@@ -458,7 +450,7 @@ TEST(a_positive_second_moment_never_gets_code_0)
     for (int exponent = -149; exponent <= 127; exponent++) {
         float scale = (float)ldexp(1, exponent);
         for (size_t i = 0; i < HT_FORM_BLOCK_DYNAMIC; i++)
-            x[i] = of_bits((uint32_t)(next_random() % (bits_of(scale) + 1)));
+            x[i] = of_bits((uint32_t)(random_next(&rnd) % (bits_of(scale) + 1)));
         x[0] = scale;
         x[1] = of_bits(1);
         x[2] = 0;
@@ -598,11 +590,11 @@ TEST(bits_do_not_depend_on_windows)
     float x[1000];
 
     for (size_t i = 0; i < 1000; i++)
-        x[i] = of_bits((uint32_t)(0x3f800000 + (next_random() & 0xffffff)));
+        x[i] = of_bits((uint32_t)(0x3f800000 + (random_next(&rnd) & 0xffffff)));
     struct ht_coded c = {.codes = (uint8_t *)whole, .n = 1000, .kind = 1, .salt = 3, .t = 4, .element = 17};
     ht_codecs_choose()->encode[HT_FORM_BF16](&c, x);
     for (size_t i = 0, n; i < 1000; i += n) {
-        n = ht_min_u64(next_random() % 100 + 1, 1000 - i);
+        n = ht_min_u64(random_next(&rnd) % 100 + 1, 1000 - i);
         c.codes = (uint8_t *)(pieces + i);
         c.n = n;
         c.element = 17 + i;

@@ -10,20 +10,12 @@ enum { N_MAX = 1031, GUARD = 64, ROUNDS = 60 };
 
 static uint64_t rnd = 88172645463325252ull;
 
-static uint64_t next_random(void)
-{
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd;
-}
-
 /* All kinds of numbers: any bits, subnormals, specials, and ordinary ones. */
 static uint32_t wild_bits(void)
 {
     static const uint32_t special[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001,
                                        0x7f800001, 0x7f7fffff, 0x00000001, 0x00800000, 0x3f800000, 0x3f808000};
-    uint64_t r = next_random();
+    uint64_t r = random_next(&rnd);
 
     switch (r >> 60 & 3) {
     case 0:
@@ -39,7 +31,7 @@ static uint32_t wild_bits(void)
 
 static uint32_t tame_bits(void)
 {
-    return ((uint32_t)next_random() & 0x83ffffffu) | 0x38000000u;
+    return ((uint32_t)random_next(&rnd) & 0x83ffffffu) | 0x38000000u;
 }
 
 struct arrays {
@@ -80,7 +72,7 @@ static void round_some(struct ht_update *a, size_t n)
 
 static double random_unit(void)
 {
-    return (double)(next_random() % 1000) / 1000;
+    return (double)(random_next(&rnd) % 1000) / 1000;
 }
 
 static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
@@ -101,11 +93,11 @@ static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
         .lr_decay = random_unit(),
         .nesterov = kernel == HT_KERNEL_SGD_NESTEROV,
         .matrix = {.rows = 3, .columns = 2, .block_rows = 3},
-        .maximize = next_random() & 1,
-        .grad_scale = next_random() & 1 ? 1 : random_unit() + 0.1,
+        .maximize = random_next(&rnd) & 1,
+        .grad_scale = random_next(&rnd) & 1 ? 1 : random_unit() + 0.1,
     };
 
-    ht_rule_scalars(&c, next_random() % 100000 + 1, s);
+    ht_rule_scalars(&c, random_next(&rnd) % 100000 + 1, s);
     ck_assert_int_eq(s->kernel, kernel);
 }
 
@@ -164,7 +156,7 @@ TEST_LOOP(a_run_in_pieces_equals_a_run_at_once, HT_KERNEL_COUNT)
     uint64_t nonfinite = fn(&s, &whole, 1000), sum = 0;
     for (size_t at = 0, n; at < 1000; at += n) {
         struct ht_update piece = view(&b, HT_DTYPE_BF16, HT_DTYPE_F32, at);
-        n = ht_min_u64(next_random() % 37 + 1, 1000 - at);
+        n = ht_min_u64(random_next(&rnd) % 37 + 1, 1000 - at);
         sum += fn(&s, &piece, n);
     }
     ck_assert_uint_eq(nonfinite, sum);
@@ -260,7 +252,7 @@ TEST_LOOP(sums_of_squares_are_the_same_bits_everywhere, 3)
     uint8_t dtype = dtypes[_i];
 
     for (unsigned round = 0; round < 400; round++) {
-        uint64_t bad[2] = {0}, n = next_random() % (HT_SUM_BLOCK + 1);
+        uint64_t bad[2] = {0}, n = random_next(&rnd) % (HT_SUM_BLOCK + 1);
         fill((uint8_t *)&a, sizeof(a), round & 1);
         double slow = ht_kernels_scalar.sum_squares(a.g, dtype, n, &bad[0]);
         double fast = ht_kernels_choose()->sum_squares(a.g, dtype, n, &bad[1]), plain = 0;
@@ -283,14 +275,14 @@ TEST_LOOP(additions_are_the_same_bits_everywhere, 3)
     static float sum[N], want[N];
 
     for (unsigned i = 0; i < 2 * N; i++)
-        g[i / N][i % N] = i % 7 ? (uint32_t)next_random() : odd[(uint32_t)next_random() % HT_ARRAY_SIZE(odd)];
+        g[i / N][i % N] = i % 7 ? (uint32_t)random_next(&rnd) : odd[(uint32_t)random_next(&rnd) % HT_ARRAY_SIZE(odd)];
     for (unsigned pass = 0; pass < 2; pass++) {
         for (size_t i = 0; i < N; i++) {
             float x = ht_kernel_element(g[pass], dtype, i);
             want[i] = pass ? want[i] + x : x;
         }
         for (size_t i = 0, n; i < N; i += n) {
-            n = ht_min_u64(1 + (uint32_t)next_random() % 37, N - i);
+            n = ht_min_u64(1 + (uint32_t)random_next(&rnd) % 37, N - i);
             ht_kernels_choose()->add(sum + i, (uint8_t *)g[pass] + i * ht_dtype_trained_bytes(dtype), dtype, n, !pass);
         }
         for (size_t i = 0; i < N; i++) {
@@ -313,7 +305,7 @@ TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
                                     .nesterov = round & 1,
                                     .maximize = round & 2,
                                     .grad_scale = round & 4 ? 3 : 1};
-        size_t n = next_random() % N_MAX, skip = round % 9;
+        size_t n = random_next(&rnd) % N_MAX, skip = round % 9;
         uint64_t bad = 0;
         struct ht_scalars s;
         ht_rule_scalars(&c, 1, &s);
@@ -321,7 +313,7 @@ TEST_LOOP(momentum_is_the_same_bits_everywhere, 3)
         memcpy(&b, &a, sizeof(a));
         const uint8_t *g = a.g + skip;
         for (size_t at = 0, part; at < n; at += part) {
-            part = ht_min_u64(next_random() % 37 + 1, n - at);
+            part = ht_min_u64(random_next(&rnd) % 37 + 1, n - at);
             bad += ht_kernels_choose()->stir(&s, (float *)(void *)a.m + at, g + at * ht_dtype_trained_bytes(dtype),
                                              dtype, (uint16_t *)(void *)a.p + at, part);
         }
@@ -336,15 +328,15 @@ static void find_changed(const struct ht_kernels *k, size_t bytes, size_t n, siz
 {
     static uint8_t was[4 * N_MAX + GUARD], is[4 * N_MAX + GUARD], value[4 * N_MAX + GUARD];
     static uint16_t place[N_MAX + GUARD];
-    uint32_t first = (uint32_t)(next_random() % (65536 - n));
+    uint32_t first = (uint32_t)(random_next(&rnd) % (65536 - n));
     size_t found = 0;
 
     fill(was, sizeof(was), true);
     memcpy(is, was, sizeof(is));
     for (size_t i = 0; i < n; i++) {
         uint8_t *e = is + skip + i * bytes;
-        unsigned bit = (unsigned)(next_random() % (8 * bytes)); /* also of a sign, and of a NaN */
-        e[bit / 8] ^= next_random() % 100 < rate ? (uint8_t)(1u << bit % 8) : 0;
+        unsigned bit = (unsigned)(random_next(&rnd) % (8 * bytes)); /* also of a sign, and of a NaN */
+        e[bit / 8] ^= random_next(&rnd) % 100 < rate ? (uint8_t)(1u << bit % 8) : 0;
     }
     memset(place, 0xee, sizeof(place));
     memset(value, 0xee, sizeof(value));
@@ -527,7 +519,7 @@ TEST(bf16_rounds_to_nearest_even)
     unsigned wrong = 0;
 
     for (unsigned i = 0; i < 2000000; i++) {
-        uint32_t bits = i & 1 ? wild_bits() : (uint32_t)next_random() << 15;
+        uint32_t bits = i & 1 ? wild_bits() : (uint32_t)random_next(&rnd) << 15;
         float x;
         memcpy(&x, &bits, 4);
         wrong += ht_f32_to_bf16(x) != slow_bf16(x);
@@ -566,7 +558,7 @@ TEST(f16_rounds_to_nearest_even)
 
     for (unsigned i = 0; i < 2000000; i++) {
         /* Any bits, and numbers of the range in which f16 has something to round. */
-        uint32_t bits = i & 1 ? wild_bits() : ((uint32_t)next_random() & 0x9fffffffu) + 0x2f000000u;
+        uint32_t bits = i & 1 ? wild_bits() : ((uint32_t)random_next(&rnd) & 0x9fffffffu) + 0x2f000000u;
         float x;
         bits = i % 4 ? bits : bits & ~0xfffu;
         memcpy(&x, &bits, 4);

@@ -13,14 +13,6 @@ enum { BLOCK = HT_MASTER_BLOCK, UPPER = 0x8000 };
 
 static uint64_t rnd = 88172645463325252ull;
 
-static uint64_t next_random(void)
-{
-    rnd ^= rnd << 13;
-    rnd ^= rnd >> 7;
-    rnd ^= rnd << 17;
-    return rnd;
-}
-
 static const struct ht_kernels *kernels(int i)
 {
     return i ? ht_kernels_choose() : &ht_kernels_scalar;
@@ -111,13 +103,13 @@ TEST_LOOP(ties_of_both_kinds_are_told_apart, 2)
 
     b.n = 0;
     for (unsigned round = 0; round < 400; round++) {
-        size_t n = 1 + next_random() % BLOCK;
+        size_t n = 1 + random_next(&rnd) % BLOCK;
         unsigned share = round % 5;
         while (b.n < n) {
-            uint32_t even = (uint32_t)(next_random() & 0x7ffe) + 2;
-            uint32_t low = (uint32_t)(b.n % 3 ? b.n : next_random() & 0x7fff);
-            bool tie = next_random() % 4 < share;
-            uint32_t bits = (even << 16) + (tie ? next_random() % 2 ? UPPER : (uint32_t)-UPPER : low);
+            uint32_t even = (uint32_t)(random_next(&rnd) & 0x7ffe) + 2;
+            uint32_t low = (uint32_t)(b.n % 3 ? b.n : random_next(&rnd) & 0x7fff);
+            bool tie = random_next(&rnd) % 4 < share;
+            uint32_t bits = (even << 16) + (tie ? random_next(&rnd) % 2 ? UPPER : (uint32_t)-UPPER : low);
             if (!isnan(from_bits(bits)))
                 add(&b, bits);
         }
@@ -131,7 +123,7 @@ TEST_LOOP(a_block_that_a_stranger_changed_is_its_parameters, 2)
 
     b.n = 0;
     for (size_t i = 0; i < 1000; i++)
-        add(&b, (uint32_t)next_random() & 0xbfffffff);
+        add(&b, (uint32_t)random_next(&rnd) & 0xbfffffff);
     ht_master_compress(kernels(_i), b.master, b.p, b.n, b.low, &b.known);
     b.p[777] ^= 1;
     ht_master_expand(kernels(_i), &b.known, b.p, b.low, b.n, b.got);
@@ -154,10 +146,10 @@ TEST(any_bytes_are_some_masters)
 
     for (unsigned round = 0; round < 50; round++) {
         for (size_t i = 0; i < BLOCK; i++) {
-            a.p[i] = b.p[i] = (uint16_t)next_random();
-            a.low[i] = b.low[i] = (uint16_t)next_random();
+            a.p[i] = b.p[i] = (uint16_t)random_next(&rnd);
+            a.low[i] = b.low[i] = (uint16_t)random_next(&rnd);
         }
-        uint64_t upper = next_random();
+        uint64_t upper = random_next(&rnd);
         ht_master_compress(&ht_kernels_scalar, a.master, a.p, BLOCK, a.low, &a.known);
         memcpy(&a.known.upper, &upper, 4);
         memcpy(a.low, b.low, sizeof(a.low));
@@ -187,7 +179,7 @@ static uint64_t ties_seen;
 /* Gradients of which sums are often half way between two bf16, and ordinary ones. */
 static float gradient(bool coarse)
 {
-    int64_t r = (int64_t)(next_random() % 4097) - 2048;
+    int64_t r = (int64_t)(random_next(&rnd) % 4097) - 2048;
 
     return coarse ? (float)r * 0x1p-15f : (float)r * 1.2345e-4f;
 }
@@ -229,7 +221,7 @@ TEST_LOOP(a_thousand_steps_give_the_bits_of_f32_masters, 2 * HT_ARRAY_SIZE(confi
     memset(state, 0, sizeof(state));
     ck_assert_int_eq(ht_optim_config_parse(configs[_i / 2], strlen(configs[_i / 2]), &c, err), 0);
     while (b.n < 1003)
-        add(&b, 0x3f000000 + (uint32_t)(next_random() % 0x1000) * 0x10000);
+        add(&b, 0x3f000000 + (uint32_t)(random_next(&rnd) % 0x1000) * 0x10000);
     memcpy(p, b.p, sizeof(p));
     ties_seen = 0;
     bool grid = !strcmp(configs[_i / 2], "sgd lr=1"); /* then masters stay on it */

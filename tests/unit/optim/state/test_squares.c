@@ -305,14 +305,6 @@ TEST_LOOP(only_gradients_that_are_left_can_skip_the_step, 2)
     end_step(0, 1);
 }
 
-static void add_to(float *sum, const struct test_param *p, const uint8_t *g, bool first)
-{
-    for (uint64_t i = 0; i < p->n; i++) {
-        float x = ht_kernel_element(g, p->grad_dtype, i);
-        sum[i] = first ? x : sum[i] + x;
-    }
-}
-
 /* With the last pass the sum is complete: its squares are summed, and the gradient goes. */
 TEST(sums_of_several_gradients_are_measured_with_the_last)
 {
@@ -324,7 +316,7 @@ TEST(sums_of_several_gradients_are_measured_with_the_last)
             for (unsigned i = 0; i < w.params; i++) {
                 uint8_t *g = random_gradient(&w, &w.param[i]);
                 write_gradient(&w, &w.param[i], g);
-                add_to((float *)(void *)gradient[i], &w.param[i], g, pass == 0);
+                fixture_add((float *)(void *)gradient[i], &w.param[i], g, pass == 0);
                 ck_assert_uint_eq(measured(i), pass == 2 ? range_count(i) : 0);
             }
             ht_optim_verify(w.o);

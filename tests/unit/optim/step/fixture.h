@@ -63,10 +63,7 @@ struct fixture {
 
 static inline uint64_t fixture_random(struct fixture *w)
 {
-    w->rnd ^= w->rnd << 13;
-    w->rnd ^= w->rnd >> 7;
-    w->rnd ^= w->rnd << 17;
-    return w->rnd;
+    return random_next(&w->rnd);
 }
 
 /* ------------------------------------------------------------------- mount */
@@ -660,6 +657,35 @@ static inline void fixture_end(void)
 {
     if (w.s)
         fixture_close(&w);
+}
+
+/* As for a directory that is no model any more: its parameters leave the scope of the root. */
+static inline int fixture_unmake(void *ctx)
+{
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
+    for (unsigned i = 0; i < w.params; i++)
+        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
+    ht_scope_end(w.s, ROOT, HT_SCOPE_DISSOLVED, tx);
+    return ht_tx_commit(tx, NULL);
+}
+
+/* As autograd does: the first is the sum, each other is added to it in f32. */
+static inline void fixture_add(float *sum, const struct test_param *p, const uint8_t *g, bool first)
+{
+    for (uint64_t i = 0; i < p->n; i++) {
+        float x = ht_kernel_element(g, p->grad_dtype, i);
+        sum[i] = first ? x : sum[i] + x;
+    }
+}
+
+static inline uint64_t protected_bytes(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(w.s, &st);
+    return st.dram_protected_bytes;
 }
 
 #endif

@@ -262,14 +262,6 @@ static uint64_t gradients_written(void)
     return bytes;
 }
 
-static uint64_t protected_bytes(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(w.s, &st);
-    return st.dram_protected_bytes;
-}
-
 static uint64_t state_resident(void)
 {
     uint64_t bytes = 0;

@@ -768,17 +768,6 @@ TEST(nobody_begins_a_step_while_a_root_ends)
     check_all(&w);
 }
 
-static int unmake(void *ctx)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
-    for (unsigned i = 0; i < w.params; i++)
-        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
-    ht_scope_end(w.s, ROOT, HT_SCOPE_DISSOLVED, tx);
-    return ht_tx_commit(tx, NULL);
-}
-
 TEST(a_root_ends_with_everything_it_kept)
 {
     struct ht_root_stat st;
@@ -788,7 +777,7 @@ TEST(a_root_ends_with_everything_it_kept)
     commit();
     ht_store_stats(w.s, &before);
     step_all(&w);
-    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, unmake, NULL), 0);
+    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, fixture_unmake, NULL), 0);
     ck_assert_int_eq(ht_optim_root_stat(w.o, ROOT, &st), -ENOENT);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -ENOENT);
     ht_store_stats(w.s, &after);

@@ -12,14 +12,6 @@
 
 enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
 
-static uint64_t protected_bytes(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(w.s, &st);
-    return st.dram_protected_bytes;
-}
-
 static uint64_t resident_state(const struct test_param *p)
 {
     uint64_t bytes = 0;

@@ -5,17 +5,6 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
-static int unmake(void *ctx)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
-    for (unsigned i = 0; i < w.params; i++)
-        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
-    ht_scope_end(w.s, ROOT, HT_SCOPE_DISSOLVED, tx);
-    return ht_tx_commit(tx, NULL);
-}
-
 static void make_root_again(void)
 {
     struct ht_optim_config config = fixture_config(w.config);
@@ -49,7 +38,7 @@ TEST(a_step_counts_what_was_written_since_the_one_before)
     ck_assert_uint_le(sum, all); /* without the last commit's own */
     ck_assert_uint_ge(sum, all - state * 3 / 2);
 
-    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, unmake, NULL), 0);
+    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, fixture_unmake, NULL), 0);
     make_root_again();
     ck_assert_uint_eq(fixture_stat(&w).step_written_bytes, 0);
     for (unsigned i = 0; i < w.params; i++)

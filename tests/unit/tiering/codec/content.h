@@ -3,17 +3,10 @@
 #ifndef HITRAIN_TESTS_UNIT_TIERING_CODEC_CONTENT_H
 #define HITRAIN_TESTS_UNIT_TIERING_CODEC_CONTENT_H
 
+#include "tests/support/random.h"
 #include "tiering/base/base.h"
 
 typedef void (*content_fn)(uint8_t *out, size_t bytes, uint64_t seed);
-
-static inline uint64_t content_next(uint64_t *x)
-{
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
-}
 
 /* Near to normal, with deviation 0.02: a sum of uniform numbers. */
 static inline float content_weight(uint64_t *x)
@@ -21,7 +14,7 @@ static inline float content_weight(uint64_t *x)
     double sum = 0;
 
     for (unsigned i = 0; i < 12; i++)
-        sum += (double)(content_next(x) >> 11) / (double)(1ull << 53);
+        sum += (double)(random_next(x) >> 11) / (double)(1ull << 53);
     return (float)((sum - 6) * 0.02);
 }
 
@@ -30,7 +23,7 @@ static inline void content_random(uint8_t *out, size_t bytes, uint64_t seed)
     uint64_t x = seed * 0x9e3779b97f4a7c15ull + 1;
 
     for (size_t i = 0; i < bytes; i++)
-        out[i] = (uint8_t)(content_next(&x) >> 32);
+        out[i] = (uint8_t)(random_next(&x) >> 32);
 }
 
 static inline void content_f32(uint8_t *out, size_t bytes, uint64_t seed)
@@ -77,7 +70,7 @@ static inline void content_small_int(uint8_t *out, size_t bytes, uint64_t seed)
 
     memset(out, 0, bytes);
     for (size_t i = 0; i + 4 <= bytes; i += 4) {
-        uint32_t n = (uint32_t)(content_next(&x) >> 32) % 1000;
+        uint32_t n = (uint32_t)(random_next(&x) >> 32) % 1000;
         out[i] = (uint8_t)n;
         out[i + 1] = (uint8_t)(n >> 8);
     }
@@ -91,7 +84,7 @@ static inline void content_text(uint8_t *out, size_t bytes, uint64_t seed)
     for (size_t i = 0, at = 0; i < bytes; i++) {
         out[i] = (uint8_t)words[at++ % (sizeof(words) - 1)];
         if (out[i] == ' ')
-            at = content_next(&x) % sizeof(words);
+            at = random_next(&x) % sizeof(words);
     }
 }
 

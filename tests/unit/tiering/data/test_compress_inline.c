@@ -19,13 +19,6 @@ static uint8_t *content;
 static struct ht_obj *obj;
 static uint64_t oid;
 
-static bool may(void *ctx, uint64_t id)
-{
-    (void)ctx;
-    (void)id;
-    return true;
-}
-
 static unsigned codec_of(struct ht_obj *o, uint64_t index)
 {
     struct ht_chunk *c = ht_chunk_find(o, index);
@@ -90,14 +83,6 @@ static void teardown(void)
     fixture_shm_bytes = 0;
 }
 
-static void begin_again(void (*how)(void))
-{
-    put_object(obj);
-    how();
-    obj = get_object(oid);
-    ck_assert_ptr_nonnull(obj);
-}
-
 TEST(new_content_is_smaller_and_the_same)
 {
     uint64_t available = stats().available_bytes;
@@ -112,10 +97,10 @@ TEST(new_content_is_smaller_and_the_same)
                       CHUNKS * (uint64_t)MIB + 2 * HT_BLOCK_BYTES - stored);
     ck_assert_uint_eq(stats().available_bytes, available - stored);
     expect_all();
-    begin_again(crash);
+    obj = after(crash, obj);
     expect_codecs(HT_CODEC_PLANES, HT_CODEC_PLANES);
     expect_all();
-    begin_again(remount);
+    obj = after(remount, obj);
     expect_all();
 }
 
@@ -127,7 +112,7 @@ TEST(no_frame_comes_before_the_superblock_says_so)
     write_all();
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
     ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
-    ht_store_set_compress(s, may, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     ck_assert_int_eq(background_compress(s), 0);
     ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
@@ -205,7 +190,7 @@ TEST(what_saves_too_little_is_written_as_it_is)
     content_random(content, BYTES, 1);
     write_all();
     expect_codecs(HT_CODEC_RAW, HT_CODEC_RAW);
-    ht_store_set_compress(s, may, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     ck_assert_int_eq(background_compress(s), 0);
     uint64_t read = stats().device_read_bytes;
     ck_assert_int_eq(background_compress(s), 0);
@@ -229,7 +214,7 @@ TEST_LOOP(a_write_that_fails_is_made_again, 3)
     dev_fail(dev, HT_IO_FLUSH, 0, false);
     sync_object();
     expect_all();
-    begin_again(crash);
+    obj = after(crash, obj);
     expect_all();
 }
 

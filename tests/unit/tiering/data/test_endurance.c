@@ -27,14 +27,6 @@ static void teardown(void)
     ht_event_set_sink(NULL, NULL);
 }
 
-static struct ht_store_stats figures(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(s, &st);
-    return st;
-}
-
 static void write_synced(unsigned mib, uint64_t scope)
 {
     struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
@@ -51,10 +43,10 @@ static void write_synced(unsigned mib, uint64_t scope)
 TEST(all_that_devices_take_counts_for_the_day)
 {
     fresh(64, false);
-    struct ht_store_stats before = figures();
+    struct ht_store_stats before = stats();
     ck_assert_uint_eq(before.day_written_bytes, before.device_written_bytes);
     write_synced(4, 0);
-    struct ht_store_stats after = figures();
+    struct ht_store_stats after = stats();
     ck_assert_uint_ge(after.day_written_bytes, before.day_written_bytes + 4 * MIB);
     ck_assert_uint_eq(after.day_written_bytes, after.device_written_bytes); /* log and superblocks, too */
     ck_assert_uint_eq(after.endurance_bytes, 0);
@@ -67,14 +59,14 @@ TEST(the_warning_names_bytes_and_budget_and_comes_once)
 
     fresh(64, false);
     ht_store_set_endurance(s, 3 * MIB);
-    ck_assert_uint_eq(figures().endurance_bytes, 3 * MIB);
+    ck_assert_uint_eq(stats().endurance_bytes, 3 * MIB);
     ht_store_watch_devices(s);
     ck_assert_uint_eq(warnings, 0);
     write_synced(4, 0);
     for (unsigned i = 0; i < 3; i++)
         ht_store_watch_devices(s);
     ck_assert_uint_eq(warnings, 1);
-    snprintf(wanted, sizeof(wanted), "%llu bytes", (unsigned long long)figures().day_written_bytes);
+    snprintf(wanted, sizeof(wanted), "%llu bytes", (unsigned long long)stats().day_written_bytes);
     ck_assert_ptr_nonnull(strstr(text, wanted));
     snprintf(wanted, sizeof(wanted), "allows %u", 3 * MIB);
     ck_assert_ptr_nonnull(strstr(text, wanted));

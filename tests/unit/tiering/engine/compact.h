@@ -28,14 +28,6 @@ static inline uint8_t *noise(size_t n, uint64_t seed)
     return p;
 }
 
-static inline uint64_t engine_memory_bytes(void)
-{
-    ht_store_lock(s);
-    uint64_t bytes = ht_engine_memory_bytes(s);
-    ht_store_unlock(s);
-    return bytes;
-}
-
 struct compact_figures {
     uint64_t passes, moved_bytes, emptied, skipped, memory_bytes;
 };

@@ -13,14 +13,6 @@
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/fixture.h"
 
-static inline uint64_t engine_memory_bytes(void)
-{
-    ht_store_lock(s);
-    uint64_t bytes = ht_engine_memory_bytes(s);
-    ht_store_unlock(s);
-    return bytes;
-}
-
 struct dedup_figures {
     uint64_t passes, compared_bytes, shared_bytes, hole_bytes, different, skipped, left_bytes, memory_bytes;
 };

@@ -168,13 +168,6 @@ TEST(a_crash_leaves_all_content)
     expect_all_after_crash(oid);
 }
 
-static bool may_all(void *ctx, uint64_t oid)
-{
-    (void)ctx;
-    (void)oid;
-    return true;
-}
-
 static unsigned frames(void)
 {
     unsigned n = 0;
@@ -200,7 +193,7 @@ TEST(compressed_content_moves_as_it_is)
         put_all(file[i], 0, content[i], SMALL);
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_store_set_compress(s, may_all, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     for (unsigned i = 0; i < 2; i++)
         ck_assert_int_eq(background_compress(s), 0);
     for (unsigned i = 0; i < FILES; i++)

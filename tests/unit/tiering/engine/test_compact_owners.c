@@ -21,20 +21,9 @@ static struct ht_obj *fresh_for(unsigned owners)
     return tensor_of((unsigned)(stats().free_bytes / MIB - 30));
 }
 
-/* A file of which each chunk has the content of that one. */
-static struct ht_obj *with_owners_of(struct ht_obj *from, unsigned n)
-{
-    struct ht_obj *o = object(SMALL, 0);
-
-    for (uint64_t i = 0; i < n; i++)
-        ck_assert_int_eq(ht_obj_clone(from, 0, o, i * SMALL, SMALL), SMALL);
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    return o;
-}
-
 static struct ht_obj *with_owners(unsigned n)
 {
-    return with_owners_of(file[160], n);
+    return with_owners_of(file[160], SMALL, n);
 }
 
 static void expect_owners(struct ht_obj *o, unsigned n)
@@ -228,7 +217,7 @@ TEST(content_whose_owners_have_no_room_in_the_log_stays)
     }
     ck_assert_uint_gt(group_of(file[i]), 0);
     uint64_t block = block_of(file[i], 0);
-    struct ht_obj *o = with_owners_of(file[i], n);
+    struct ht_obj *o = with_owners_of(file[i], SMALL, n);
     uint64_t aside = crowd_log(n * (size_t)ht_move_record_bytes(&(struct ht_ref){0}));
     for (; !figures().passes; steps++) {
         struct ht_budget budget = {.most_bytes = 1, .until_ns = UINT64_MAX, .may_be_long = true};

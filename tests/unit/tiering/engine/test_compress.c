@@ -128,14 +128,6 @@ static void teardown(void)
     free(content);
 }
 
-static void begin_again(void (*how)(void))
-{
-    put_object(obj);
-    how();
-    obj = get_object(oid);
-    ck_assert_ptr_nonnull(obj);
-}
-
 /* -------------------------------------------------------- which content */
 
 TEST(content_is_smaller_and_the_same)
@@ -160,11 +152,11 @@ TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
 
     compress_cold();
     small = stored();
-    begin_again(remount);
+    obj = after(remount, obj);
     ck_assert_uint_eq(stored(), small);
     expect_all();
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
-    begin_again(crash);
+    obj = after(crash, obj);
     ck_assert_uint_eq(stored(), small);
     expect_all();
 }
@@ -358,7 +350,7 @@ TEST(small_chunks_too)
     compress_cold();
     ck_assert_uint_lt(stored(), before * 10 / 13);
     expect_all();
-    begin_again(remount);
+    obj = after(remount, obj);
     expect_all();
 }
 
@@ -469,7 +461,7 @@ TEST_LOOP(what_happens_while_frames_wait_wins, 5)
     if (obj) {
         sync_object();
         expect_all();
-        begin_again(crash);
+        obj = after(crash, obj);
         expect_all();
     } else { /* the space of its content and of its frames */
         ck_assert_int_eq(ht_store_commit(s), 0);
@@ -590,7 +582,7 @@ TEST_LOOP(a_part_is_cut_off_and_grows_again_as_zeros, 4)
     sync_object();
     expect_all();
     ck_assert_uint_eq(codec_of(0), HT_CODEC_PLANES);
-    begin_again(remount);
+    obj = after(remount, obj);
     expect_all();
     compress_cold();
     expect_all();
@@ -737,7 +729,7 @@ TEST(a_decoder_is_there_from_the_mount_on)
     uint8_t *shown = test_alloc(BYTES);
 
     begin_compressed();
-    begin_again(remount);
+    obj = after(remount, obj);
     wrap_fail(WRAP_MEMORY, 1, true);
     int64_t n = ht_obj_read(obj, 0, shown, BYTES);
     wrap_fail(WRAP_MEMORY, 0, false);
@@ -769,7 +761,7 @@ TEST(whichever_thread_changes_a_chunk_first_wins)
     ended = false;
     ck_assert_int_eq(pthread_create(&thread, NULL, compress_always, NULL), 0);
     for (unsigned i = 0; i < ROUNDS; i++) {
-        uint64_t off = content_next(&x) % (BYTES - 5000), n = 1 + content_next(&x) % 5000;
+        uint64_t off = random_next(&x) % (BYTES - 5000), n = 1 + random_next(&x) % 5000;
         content_bf16(content + off, n, i + 1);
         put(off, n);
         if (i % 3 == 0)
@@ -794,7 +786,7 @@ TEST(whichever_thread_changes_a_chunk_first_wins)
     ck_assert_uint_gt(engine_figure("recompress", "chunks"), 0);
     expect_all();
     sync_object();
-    begin_again(crash);
+    obj = after(crash, obj);
     expect_all();
 }
 

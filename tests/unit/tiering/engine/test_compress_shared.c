@@ -300,17 +300,6 @@ TEST_LOOP(what_happens_while_the_frame_waits_wins, 3)
     expect_all();
 }
 
-/* A file of which each chunk has the content of another one's first chunk. */
-static struct ht_obj *with_owners(struct ht_obj *from, unsigned n)
-{
-    struct ht_obj *o = object(SMALL, 0);
-
-    for (uint64_t i = 0; i < n; i++)
-        ck_assert_int_eq(ht_obj_clone(from, 0, o, i * SMALL, SMALL), SMALL);
-    ck_assert_int_eq(ht_store_commit(s), 0);
-    return o;
-}
-
 static void expect_owners(struct ht_obj *o, unsigned n, unsigned codec)
 {
     for (uint64_t i = 0; i < n; i++)
@@ -331,7 +320,7 @@ TEST(content_of_very_many_owners_is_compressed)
     struct ht_obj *first = written_object(SMALL, 0, content, SMALL);
     sync_it(first);
     uint64_t available = stats().available_bytes;
-    struct ht_obj *o = with_owners(first, n);
+    struct ht_obj *o = with_owners_of(first, SMALL, n);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
     ck_assert_uint_eq(stats().available_bytes, available + engine_figure("recompress", "saved_bytes"));
@@ -352,7 +341,7 @@ TEST_LOOP(content_of_too_many_owners_stays, 2)
     fresh(STORE_MIB, false);
     struct ht_obj *first = written_object(SMALL, 0, content, SMALL);
     sync_it(first);
-    struct ht_obj *o = with_owners(first, 63 + (unsigned)_i);
+    struct ht_obj *o = with_owners_of(first, SMALL, 63 + (unsigned)_i);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), _i ? 0 : 1);
     expect_owners(o, 63, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
@@ -389,7 +378,7 @@ TEST(owners_without_room_in_the_log_keep_no_others_from_it)
     put_all(later, 0, &content[SMALL], SMALL);
     sync_it(later);
     share(later, twin, SMALL);
-    struct ht_obj *o = with_owners(first, n);
+    struct ht_obj *o = with_owners_of(first, SMALL, n);
     uint64_t aside = crowd_log(n * (size_t)ht_move_record_bytes(&(struct ht_ref){0}));
     compress_cold();
     compress_cold();
@@ -439,7 +428,7 @@ TEST_LOOP(records_of_all_owners_are_bounded, 2)
     uint64_t bytes = n * (uint64_t)ht_move_record_bytes(&ht_chunk_find(first, 0)->pub);
     ck_assert_int_eq(bytes > MOST * HT_OWNERS_RECORD_BYTES, _i);
     delete_durably(crumbs);
-    struct ht_obj *o = with_owners(first, n - 1);
+    struct ht_obj *o = with_owners_of(first, SMALL, n - 1);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), !_i);
     expect_owners(o, n - 1, _i ? HT_CODEC_RAW : HT_CODEC_PLANES);
@@ -481,7 +470,7 @@ TEST(whichever_thread_changes_an_owner_first_wins)
     ended = false;
     ck_assert_int_eq(pthread_create(&thread, NULL, compress_always, NULL), 0);
     for (unsigned i = 0; i < ROUNDS; i++) {
-        uint64_t off = content_next(&x) % (BYTES - 5000), n = 1 + content_next(&x) % 5000;
+        uint64_t off = random_next(&x) % (BYTES - 5000), n = 1 + random_next(&x) % 5000;
         content_bf16(mine + off, n, i + 1);
         put_all(owner[1], off, mine + off, n);
         if (i % 2)

@@ -23,22 +23,6 @@ static uint8_t *noise(size_t n, uint64_t seed)
     return p;
 }
 
-static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
-{
-    struct ht_obj *o = object(chunk_bytes, scope);
-
-    put_synced(o, 0, p, n);
-    return o;
-}
-
-static void publish_scope(void)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
 TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
 {
     enum { N = 3 * MIB + 12345 };
@@ -47,9 +31,9 @@ TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
     fresh(64, false);
     uint64_t before = free_bytes();
     uint8_t *p = noise(N, 1);
-    struct ht_obj *a = stored(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
+    struct ht_obj *a = synced_object(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
     uint64_t once = before - free_bytes();
-    struct ht_obj *b = stored(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
+    struct ht_obj *b = synced_object(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
     uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)};
     struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.shared_bytes, once);
@@ -77,7 +61,7 @@ TEST_LOOP(the_bytes_stay_for_the_last_owner, 4)
 {
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *o[2] = {stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), stored(HT_CHUNK_BYTES, 0, p, 2 * MIB)};
+    struct ht_obj *o[2] = {synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB)};
     ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB);
     struct ht_obj *leaves = o[_i & 1], *stays = o[!(_i & 1)];
     if (_i & 2) {
@@ -102,7 +86,7 @@ TEST_LOOP(a_crash_leaves_either_state, 2)
 
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)}, twice = free_bytes();
     ck_assert_int_eq(background_dedup(s), 0);
     if (synced)
@@ -130,7 +114,7 @@ TEST(clones_and_copies_meet_in_one_place)
             ck_assert_int_eq(ht_obj_clone(o[i - 1], 0, o[i], 0, HT_FILE_BYTES_MAX), 2 * MIB);
             ck_assert_int_eq(ht_obj_sync(o[i]), 0);
         } else {
-            o[i] = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+            o[i] = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
         }
     }
     ck_assert_uint_eq(before - free_bytes(), 6 * MIB);
@@ -153,7 +137,7 @@ TEST(chunks_of_one_object_and_cut_ones_are_the_same)
     uint8_t *p = noise(4 * MIB, 1);
     memcpy(p + MIB, p, MIB);
     memcpy(p + 3 * MIB, p, MIB);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 4 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     ck_assert_int_eq(ht_obj_truncate(b, 1000), 0);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ck_assert_uint_eq(dedup().shared_bytes, 3 * MIB);
@@ -178,7 +162,7 @@ TEST(chunks_of_zeros_become_holes)
     uint8_t *p = noise(4 * MIB, 1);
     memset(p + MIB, 0, 2 * MIB);
     p[3 * MIB - 1] = 1; /* the third chunk has one byte */
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 4 * MIB);
     struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.hole_bytes, MIB);
     ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
@@ -219,7 +203,7 @@ TEST(content_with_the_same_checksum_is_compared)
     collide(p, q, MIB, salt);
     ck_assert_uint_eq(ht_hash64(p, MIB, salt), ht_hash64(q, MIB, salt));
     ck_assert_int_ne(memcmp(p, q, MIB), 0);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = synced_object(HT_CHUNK_BYTES, 0, q, MIB);
     struct dedup_figures st = dedup();
     ck_assert_uint_eq(st.different, 1);
     ck_assert_uint_eq(st.shared_bytes, 0);
@@ -236,21 +220,21 @@ TEST_LOOP(some_copies_stay_copies, 5)
     fixture_shm_bytes = 4 * MIB;
     fresh(32, false);
     uint8_t *p = noise(MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b;
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b;
     struct ht_obj_attr scratch = {
         .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
     int fd;
     switch (_i) {
     case 0:
-        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
         ck_assert_int_eq(ht_obj_rewrite_reserve(b, MIB), 0);
         break;
     case 1:
-        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
         put_all(b, 0, p, 1);
         break;
     case 2:
-        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
         ck_assert_int_eq(ht_obj_shm_open_for(b, 0, &fd), 0);
         break;
     case 3:
@@ -259,7 +243,7 @@ TEST_LOOP(some_copies_stay_copies, 5)
         ck_assert_int_ge(background_clean(s), 0);
         break;
     default:
-        b = stored(SMALL, 0, p, MIB);
+        b = synced_object(SMALL, 0, p, MIB);
     }
     ck_assert_int_eq(background_dedup(s), 0);
     ck_assert_uint_eq(figures().compared_bytes, 0);
@@ -284,7 +268,7 @@ TEST_LOOP(a_pair_that_has_changed_is_left_alone, 16)
 
     fresh(32, false);
     uint8_t *p = noise(MIB, 1), *q = noise(MIB, 2);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     const struct ht_dedup_pair pair = {name(a), name(b)};
     struct ht_obj *changed = _i & 1 ? a : b;
     const uint8_t *now = q;
@@ -332,18 +316,18 @@ TEST_LOOP(an_open_step_neither_gains_nor_loses, 2)
 
     fresh(32, false);
     uint8_t *p = noise(2 * MIB, 1), *q = noise(MIB, 2);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, SCOPE),
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, SCOPE),
                   *open = object(HT_CHUNK_BYTES, SCOPE);
     put_all(b, 0, p, 2 * MIB);
     put_all(open, 0, p, 2 * MIB);
-    publish_scope();
+    publish_scope(SCOPE);
     put_all(open, 0, q, MIB); /* unpublished */
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB); /* a and b */
     if (abort_it)
         ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
     else
-        publish_scope();
+        publish_scope(SCOPE);
     expect_stored(a, p, 2 * MIB);
     expect_stored(b, p, 2 * MIB);
     expect_stored(open, abort_it ? p : q, MIB);
@@ -387,7 +371,7 @@ TEST(a_small_index_finds_all_in_parts)
     mount_for_dedup(1, false); /* 64 notes */
     for (uint32_t i = 0; i < N; i++) {
         uint8_t *p = noise(8192, i / 4);
-        o[i] = stored(SMALL, 0, p, 8192);
+        o[i] = synced_object(SMALL, 0, p, 8192);
         free(p);
     }
     ck_assert_uint_eq(dedup().shared_bytes, N / 4 * 3 * 8192);
@@ -453,7 +437,7 @@ TEST_LOOP(what_cannot_be_read_is_skipped, 2)
 
     fresh(16, false);
     uint8_t *p = noise(MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     for (unsigned nth = 1; nth <= 2; nth++) {
         ht_fault_arm(points[_i], nth, false);
         struct dedup_figures st = dedup();
@@ -476,7 +460,7 @@ TEST(a_full_store_gets_space)
 {
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB),
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB),
                   *filler = use_all_space();
     ck_assert_uint_lt(stats().available_bytes, SMALL);
     ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB);
@@ -501,13 +485,13 @@ TEST(the_engine_finds_them_by_itself)
     fresh(32, false);
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_OFF);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     put_object(a);
     put_object(b);
     mount_for_dedup(0, true);
     wait_for_shared(2 * MIB); /* from before the mount */
     ck_assert_int_eq(ht_store_background_pause(s, "dedup"), 0);
-    a = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    a = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     usleep(300000);
     ck_assert_uint_eq(figures().shared_bytes, 2 * MIB);
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_PAUSED);
@@ -525,7 +509,7 @@ TEST_LOOP(the_first_pass_begins_when_reserves_are_complete, 2)
 {
     fresh(32, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid = ht_obj_id(b);
     put_object(a);
     put_object(b);
@@ -553,7 +537,7 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
 
     fresh(32, false);
     uint8_t *p = noise(N * SMALL, 1);
-    struct ht_obj *a = stored(SMALL, 0, p, N * SMALL), *b = stored(SMALL, 0, p, N * SMALL);
+    struct ht_obj *a = synced_object(SMALL, 0, p, N * SMALL), *b = synced_object(SMALL, 0, p, N * SMALL);
     ht_store_reserves_complete(s);
     dev_set_delay(dev, slow ? 6 : 0);
     for (unsigned i = 0; i < 100 && figures().shared_bytes < N * SMALL; i++) {
@@ -592,7 +576,7 @@ TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
     memcpy(q, p, MIB);
     if (_i)
         collide(p, q, MIB, ht_store_layout(s)->salt);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = synced_object(HT_CHUNK_BYTES, 0, q, MIB);
     put_object(a);
     put_object(b);
     if (!_i)

@@ -18,12 +18,6 @@ static struct writer {
 static uint8_t *shared;
 static _Atomic bool ended;
 
-static bool may(void *ctx, uint64_t oid)
-{
-    (void)ctx, (void)oid;
-    return true;
-}
-
 static void engines(void)
 {
     struct ht_scrub_stats st;
@@ -69,9 +63,9 @@ static void expect_file(struct writer *w)
 static void change(struct writer *w)
 {
     static const uint8_t zeros[BYTES];
-    uint64_t off = content_next(&w->x) % BYTES, n = 1 + content_next(&w->x) % (BYTES - off);
+    uint64_t off = random_next(&w->x) % BYTES, n = 1 + random_next(&w->x) % (BYTES - off);
 
-    switch (content_next(&w->x) % 6) {
+    switch (random_next(&w->x) % 6) {
     case 0:
         cut(w, off);
         break;
@@ -110,7 +104,7 @@ TEST(files_that_change_beside_all_engines_lose_nothing)
 
     fixture_discard = true;
     fresh(STORE_MIB, false);
-    ht_store_set_compress(s, may, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     shared = malloc(BYTES);
     content_bf16(shared, BYTES, 5);
     sparse(16);

@@ -12,12 +12,6 @@ static struct ht_obj *cold;
 static uint8_t *bytes;
 static uint64_t reads; /* of a run of scrub alone */
 
-static bool may(void *ctx, uint64_t oid)
-{
-    (void)ctx, (void)oid;
-    return true;
-}
-
 static uint64_t read_bytes(void)
 {
     return stats().device_read_bytes;
@@ -34,7 +28,7 @@ static void expect_content(void)
 static void setup(void)
 {
     fresh(STORE_MIB, false);
-    ht_store_set_compress(s, may, NULL);
+    ht_store_set_compress(s, all_may, NULL);
     bytes = malloc(COLD * (size_t)MIB);
     for (unsigned i = 0; i < COLD; i++)
         content_bf16(bytes + i * (size_t)MIB, MIB, i);
@@ -161,7 +155,7 @@ TEST_LOOP(changes_beside_a_run_stay, 2)
     ck_assert(!goes_on(HT_ENGINE_RECOMPRESS));
     while (ht_store_scrub_stats(s, &st), st.state == HT_SCRUB_RUNNING) {
         ck_assert_int_ne(background_step(s, HT_ENGINE_SCRUB, &at_ns), HT_STEP_BLOCKED);
-        uint64_t at = content_next(&x) % (COLD * (uint64_t)MIB);
+        uint64_t at = random_next(&x) % (COLD * (uint64_t)MIB);
         bytes[at] ^= 1;
         put_all(cold, at, bytes + at, 1);
         if (_i)

@@ -551,16 +551,6 @@ struct beside {
     _Atomic bool done;
 };
 
-static unsigned reads_of_a_run(void)
-{
-    struct ht_dev_counters before, after;
-
-    ht_dev_counters(dev, &before);
-    expect_found(0, 0);
-    ht_dev_counters(dev, &after);
-    return (unsigned)(after.reads - before.reads);
-}
-
 /* Published, which needs no answer of the device. */
 static void cut(struct ht_obj *o, uint64_t size)
 {
@@ -681,7 +671,7 @@ TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES *CHANGES)
     ck_assert_int_eq(ht_obj_sync(b.other), 0);
     b.o = stored(b.p, BIG, SCOPE);
     uint64_t oid = ht_obj_id(b.o), other = ht_obj_id(b.other);
-    unsigned reads = reads_of_a_run();
+    unsigned reads = reads_of_run();
     damage(place_of(b.p, BIG) + 900000);
     silent_in(phase, reads);
     ck_assert_int_eq(ht_store_scrub_start(s), 0);
@@ -713,7 +703,7 @@ TEST_LOOP(bad_bytes_are_found_for_the_owner_that_still_has_them, 2)
     ck_assert_int_eq(ht_obj_clone(owner[0], 0, owner[1], 0, BIG), BIG);
     ck_assert_int_eq(ht_obj_sync(owner[1]), 0);
     ht_obj_evict(owner[0]);
-    unsigned reads = reads_of_a_run();
+    unsigned reads = reads_of_run();
     damage(place_of(b.p, BIG) + 900000);
     b.o = owner[_i];
     silent_in(FIRST_LOOK, reads);

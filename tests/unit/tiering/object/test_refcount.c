@@ -106,7 +106,7 @@ TEST(owners_are_counted_while_entries_move)
     fresh(64, false);
     ht_store_lock(s);
     for (unsigned i = 0; i < OPERATIONS; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        random_next(&state);
         unsigned key = (unsigned)(state % KEYS), what = (unsigned)(state / KEYS % 16);
         bool growing = i / 40000 % 2 == 0; /* there is more of one or the other in turn */
         if (what == 0)

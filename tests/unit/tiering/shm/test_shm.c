@@ -79,14 +79,6 @@ static void abort_scope(void)
     ck_assert_int_eq(ht_scope_shm_restore(s, SCOPE), 0);
 }
 
-static struct ht_obj *again(uint64_t oid)
-{
-    struct ht_obj *o = get_object(oid);
-
-    ck_assert_ptr_nonnull(o);
-    return o;
-}
-
 static void crash_without(struct ht_obj *o)
 {
     crash();
@@ -133,7 +125,7 @@ TEST(file_is_as_large_as_the_object)
     uint64_t oid = ht_obj_id(o);
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 5 * MIB - 10, p, SIZE);
     expect(o, 100, zero, 5 * MIB - 110);
     put_object(o);
@@ -151,7 +143,7 @@ TEST(dirty_images_move_in)
     ck_assert_uint_eq(stats().dram_dirty_bytes, 0);
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect_pattern(o, SIZE, 1);
 }
 
@@ -171,7 +163,7 @@ TEST(stores_behind_what_is_dirty_are_found)
     ht_obj_shm_close(o);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 0, p, END);
 }
 
@@ -222,7 +214,7 @@ TEST(updates_go_into_the_very_pages)
     munmap(m, SIZE);
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 0, want, SIZE);
 }
 
@@ -272,7 +264,7 @@ TEST(unseen_stores_are_found)
     m[7 * MIB] = 9; /* not committed */
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 0, want, 7 * MIB + 1);
     put_object(o);
     munmap(m, 7 * MIB + 1);
@@ -293,7 +285,7 @@ TEST(unseen_stores_beside_writes_are_found)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 900000, (const uint8_t *)"\1", 1);
     expect(o, 800000, (const uint8_t *)"\2", 1);
     expect(o, 10, (const uint8_t *)"x", 1);
@@ -719,7 +711,7 @@ TEST(stores_during_a_write_are_not_in_it)
     pthread_join(thread, NULL);
     ht_obj_shm_close(o);
     crash_without(o);
-    o = again(oid);
+    o = same_object(oid);
     expect(o, 0, want, MIB);
     put_object(o);
     munmap(m, MIB);
@@ -830,7 +822,7 @@ TEST(truncation_beside_everything_else)
     ck_assert_int_eq(ht_obj_sync(shared), 0);
     ht_obj_shm_close(shared);
     crash_without(shared);
-    struct ht_obj *o = again(oid);
+    struct ht_obj *o = same_object(oid);
     expect(o, 0, want, size);
     put_object(o);
     munmap(m, size);

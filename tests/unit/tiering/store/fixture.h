@@ -104,6 +104,15 @@ static inline struct ht_obj *get_object(uint64_t oid)
     return o ? hold_object(o) : NULL;
 }
 
+/* Which must be there. */
+static inline struct ht_obj *same_object(uint64_t oid)
+{
+    struct ht_obj *o = get_object(oid);
+
+    ck_assert_ptr_nonnull(o);
+    return o;
+}
+
 /* As in a crash. */
 static inline void close_store(void)
 {
@@ -236,9 +245,7 @@ static inline struct ht_obj *after(void (*how)(void), struct ht_obj *o)
     uint64_t oid = ht_obj_id(o);
 
     how();
-    o = get_object(oid);
-    ck_assert_ptr_nonnull(o);
-    return o;
+    return same_object(oid);
 }
 
 static inline void commit_durably(struct ht_tx *tx)
@@ -247,6 +254,25 @@ static inline void commit_durably(struct ht_tx *tx)
 
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static inline void publish_scope(uint64_t scope)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_scope_commit(s, scope, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+/* A file of which each chunk has the content of that one. */
+static inline struct ht_obj *with_owners_of(struct ht_obj *from, uint32_t chunk_bytes, unsigned n)
+{
+    struct ht_obj *o = object(chunk_bytes, 0);
+
+    for (uint64_t i = 0; i < n; i++)
+        ck_assert_int_eq(ht_obj_clone(from, 0, o, i * chunk_bytes, chunk_bytes), chunk_bytes);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    return o;
 }
 
 static inline void pin_now(struct ht_batch_pin *l)
@@ -302,6 +328,14 @@ static inline struct ht_background_stat engine(const char *name)
 static inline uint64_t engine_figure(const char *name, const char *key)
 {
     return background_figure(s, name, key);
+}
+
+static inline uint64_t engine_memory_bytes(void)
+{
+    ht_store_lock(s);
+    uint64_t bytes = ht_engine_memory_bytes(s);
+    ht_store_unlock(s);
+    return bytes;
 }
 
 /* Deletes and releases the object; durable only with a later sync. */

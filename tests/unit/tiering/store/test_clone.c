@@ -15,24 +15,6 @@ static void clone_all(struct ht_obj *src, struct ht_obj *dst)
     ck_assert_int_eq(ht_obj_clone(src, 0, dst, 0, HT_FILE_BYTES_MAX), (ssize_t)size);
 }
 
-static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
-{
-    struct ht_obj *o = object(chunk_bytes, scope);
-
-    put_synced(o, 0, p, n);
-    return o;
-}
-
-static void publish_scope(uint64_t scope)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
-    ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + 4096, &tx), 0);
-    ht_scope_publish(s, scope, false, tx);
-    commit_durably(tx);
-}
-
 /* Puts other bytes wherever there is room, so that they overwrite space that is free by mistake. */
 static void use_all_space(void)
 {
@@ -53,7 +35,7 @@ TEST(a_clone_has_the_same_bytes_and_takes_no_space)
 {
     fresh(64, false);
     uint8_t *p = pattern(8 * MIB + 12345, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 8 * MIB + 12345), *b = object(SMALL, 0);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 8 * MIB + 12345), *b = object(SMALL, 0);
     struct ht_store_stats before = stats();
     clone_all(a, b);
     ck_assert_uint_eq(ht_obj_chunk_bytes(b), HT_CHUNK_BYTES);
@@ -77,7 +59,7 @@ TEST(a_target_that_was_made_for_large_chunks_keeps_them)
 {
     fresh(64, false);
     uint8_t *p = pattern(4 * MIB + 99, 1);
-    struct ht_obj *a = stored(SMALL, 0, p, 4 * MIB + 99), *b = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *a = synced_object(SMALL, 0, p, 4 * MIB + 99), *b = object(HT_CHUNK_BYTES, 0);
     clone_all(a, b);
     ck_assert_uint_eq(ht_obj_chunk_bytes(b), HT_CHUNK_BYTES);
     sync_and_evict(b);
@@ -94,7 +76,7 @@ TEST(space_comes_back_with_the_last_owner_in_any_order)
     for (int k = 0; k < 48; k++) {
         /* The owners are published or not, and there was a remount since or not. */
         bool publish = k / 6 & 1, again = k / 12 & 1, gone = k / 24 & 1;
-        struct ht_obj *o[3] = {stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
+        struct ht_obj *o[3] = {synced_object(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
         clone_all(o[0], o[1]);
         clone_all(o[1], o[2]);
         for (int i = 1; publish && i < 3; i++)
@@ -201,7 +183,7 @@ TEST(space_of_an_open_transaction_is_waited_for)
 {
     fresh(16, false);
     uint8_t *p = pattern(4 * MIB, 6);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB), *c = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 4 * MIB), *c = object(HT_CHUNK_BYTES, 0);
     struct ht_tx *tx;
     ck_assert_int_eq(ht_obj_truncate(a, 0), 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
@@ -225,8 +207,8 @@ TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
 
     fresh(64, false);
     uint8_t *p = pattern(NEW * SMALL, 8);
-    struct ht_obj *a = stored(SMALL, 0, p, OLD * SMALL), *b = object(SMALL, 0), *c = stored(SMALL, 0, p, NEW * SMALL),
-                  *d = object(SMALL, 0);
+    struct ht_obj *a = synced_object(SMALL, 0, p, OLD * SMALL), *b = object(SMALL, 0),
+                  *c = synced_object(SMALL, 0, p, NEW * SMALL), *d = object(SMALL, 0);
     struct ht_tx *tx;
     clone_all(a, b);
     ck_assert_int_eq(ht_obj_sync(b), 0);
@@ -244,7 +226,7 @@ TEST(a_remount_counts_the_owners)
 {
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 7);
-    struct ht_obj *o[3] = {stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
+    struct ht_obj *o[3] = {synced_object(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
     uint64_t oid[3];
     clone_all(o[0], o[1]);
     clone_all(o[0], o[2]);
@@ -306,7 +288,7 @@ TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
     clone_all(a, b);
     struct ht_batch_pin l = {.store = s, .count = 2};
     for (int staged = 0; staged < 2; staged++) {
-        struct ht_obj *x = stored(HT_CHUNK_BYTES, 0, q, 2 * MIB); /* fills the tier */
+        struct ht_obj *x = synced_object(HT_CHUNK_BYTES, 0, q, 2 * MIB); /* fills the tier */
         for (unsigned i = 0; staged && i < 6; i++)
             put_all(x, i * MIB, q, MIB);
         ht_obj_evict(a);
@@ -371,8 +353,8 @@ TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
 {
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 12);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), *b = object(HT_CHUNK_BYTES, 0),
-                  *plain = stored(HT_CHUNK_BYTES, 0, p, MIB), *filler = object(SMALL, 0);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 3 * MIB), *b = object(HT_CHUNK_BYTES, 0),
+                  *plain = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *filler = object(SMALL, 0);
     ck_assert_int_eq(ht_obj_rewrite_reserve(a, 3 * MIB), 0);
     uint64_t end = 0;
     while (ht_obj_write(filler, end, p, SMALL) == SMALL)
@@ -392,7 +374,7 @@ TEST(an_aborted_scope_gives_its_clones_back)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * MIB, 13), *q = pattern(2 * MIB, 14);
-    struct ht_obj *out = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *in = object(HT_CHUNK_BYTES, 9), *two;
+    struct ht_obj *out = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *in = object(HT_CHUNK_BYTES, 9), *two;
     put_all(in, 0, q, 2 * MIB);
     publish_scope(9);
     struct ht_store_stats before = stats();
@@ -468,8 +450,8 @@ TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * SMALL, 17);
-    struct ht_obj *a = stored(SMALL, 0, p, SMALL + 1000), *b = object(SMALL, 0),
-                  *c = stored(SMALL, 0, p + 9, 2 * SMALL - 9);
+    struct ht_obj *a = synced_object(SMALL, 0, p, SMALL + 1000), *b = object(SMALL, 0),
+                  *c = synced_object(SMALL, 0, p + 9, 2 * SMALL - 9);
     uint64_t available = stats().available_bytes;
     clone_all(a, b);
     ck_assert_uint_eq(stats().available_bytes, available);
@@ -488,7 +470,7 @@ TEST(what_cannot_be_cloned_is_refused)
 {
     fresh(32, false);
     uint8_t *p = pattern(4 * SMALL, 18);
-    struct ht_obj *a = stored(SMALL, 0, p, 4 * SMALL), *b = object(SMALL, 0);
+    struct ht_obj *a = synced_object(SMALL, 0, p, 4 * SMALL), *b = object(SMALL, 0);
     ck_assert_int_eq(ht_obj_clone(a, 0, a, 100, 101), -EINVAL);
     ck_assert_int_eq(ht_obj_clone(a, SMALL, a, 0, SMALL + 1), -EINVAL);
     ck_assert_int_eq(ht_obj_clone(a, 0, a, 0, 1), -EINVAL);
@@ -515,7 +497,7 @@ TEST(scratch_is_copied_not_shared)
     ck_assert_int_eq(ht_obj_create(s, &attr, &x), 0);
     hold_object(x);
     uint8_t *p = pattern(2 * MIB, 19);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
     clone_all(a, x);
     clone_all(x, b);
     ck_assert_int_eq(ht_obj_sync(b), 0);
@@ -529,7 +511,7 @@ TEST(what_cannot_be_written_back_is_copied_as_it_is)
 {
     fresh(32, false);
     uint8_t *p = pattern(2 * MIB, 22), *q = pattern(2 * MIB, 23);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
     put_all(a, 0, q, 2 * MIB);
     dev_fail(dev, HT_IO_WRITE, 1, true);
     clone_all(a, b);
@@ -561,7 +543,7 @@ TEST(chunks_in_many_pieces_are_shared_too)
     ck_assert_int_eq(ht_store_commit(s), 0);
     uint64_t free_bytes = stats().free_bytes;
     for (int k = 0; k < 4; k++) {
-        struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 0);
+        struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 0);
         uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)};
         clone_all(a, b);
         ck_assert_int_eq(ht_store_commit(s), 0);
@@ -589,7 +571,7 @@ TEST(remembering_owners_costs_what_is_shared)
 {
     fresh(32, false);
     uint8_t *p = pattern(8 * MIB, 21);
-    struct ht_obj *a = stored(SMALL, 0, p, 8 * MIB);
+    struct ht_obj *a = synced_object(SMALL, 0, p, 8 * MIB);
     uint64_t meta = 0;
     for (int k = 0; k < 60; k++) {
         struct ht_obj *b = object(SMALL, 0);
@@ -689,7 +671,7 @@ TEST(objects_are_compared_by_their_places)
 
     fresh(64, false);
     uint8_t *p = pattern(MIB, 1);
-    struct ht_obj *a = object(SMALL, 0), *b = object(SMALL, 0), *large = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    struct ht_obj *a = object(SMALL, 0), *b = object(SMALL, 0), *large = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     for (uint64_t i = 0; i < N; i++)
         put_all(a, i * SMALL, p + i, 100);
     ck_assert_int_eq(ht_obj_truncate(a, N * SMALL), 0);
@@ -736,7 +718,7 @@ TEST(a_clone_that_waited_sees_the_chunks_that_its_target_has)
 
     fresh(64, false);
     uint8_t *p = pattern(MIB, 1);
-    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 9);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 9);
     struct waiting_clone w = {.src = a, .dst = b};
     ht_store_lock(s);
     ht_scope_changes_begin(&c, s, 9);

@@ -73,14 +73,6 @@ static struct ht_device_stat device(unsigned i)
     return st;
 }
 
-static struct ht_obj *the_object(void)
-{
-    struct ht_obj *o = get_object(oid);
-
-    ck_assert_ptr_nonnull(o);
-    return o;
-}
-
 static void sync_one(struct ht_obj *o, uint64_t off, const uint8_t *p)
 {
     put_synced(o, off, p, MIB);
@@ -138,7 +130,7 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     ck_assert_uint_eq(stats().total_bytes, total / 2);
     ck_assert_int_eq(device(gone).health, HT_HEALTH_MISSING);
     ck_assert_int_eq(device(gone).log, HT_LOG_COPY_LOST);
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     uint8_t byte;
     for (unsigned i = 0; i < BYTES / MIB; i++)
         if (w.on[i] == gone)
@@ -156,13 +148,13 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     /* The device returns: it is brought up to date, and later writes are neither lost nor undone. */
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_int_eq(device(gone).log, HT_LOG_COPY_WRITTEN);
-    o = the_object();
+    o = same_object(oid);
     for (unsigned i = 0; i < BYTES / MIB; i++)
         expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
     unmount_store();
     /* so now the other one may be away */
     ck_assert_int_eq(try_mount(1u << gone, true), 0);
-    o = the_object();
+    o = same_object(oid);
     w = where();
     for (unsigned i = 0; i < BYTES / MIB; i++)
         if (w.on[i] == gone)
@@ -176,7 +168,7 @@ TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
     struct where w = where();
     unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     uint64_t index = 0;
     while (!w.on[index])
         index++;
@@ -192,7 +184,7 @@ TEST(what_a_missing_member_holds_is_no_space)
     make();
     unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
-    struct ht_obj *o = the_object(), *filler = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *o = same_object(oid), *filler = object(HT_CHUNK_BYTES, 0);
     /* The space was freed on the missing device: no caller gets room here. */
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -239,7 +231,7 @@ TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
     make();
     ck_assert_int_eq(ht_store_commit(s), 0);
     fail_all(devs[bad], true);
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     for (unsigned i = 0; i < BYTES / MIB; i++)
         sync_one(o, i * MIB, newer + i * MIB);
     struct where w = where();
@@ -258,7 +250,7 @@ TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
     /* several mounts later, with it and without it */
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(try_mount(i == 1 ? 1u << !bad : 3, true), 0);
-        o = the_object();
+        o = same_object(oid);
         expect(o, 0, newer, BYTES);
         unmount_store();
     }
@@ -382,7 +374,7 @@ TEST_LOOP(superblocks_that_can_be_written_nowhere_are_written_later, 2)
     }
     close_store();
     ck_assert_int_eq(try_mount(3, false), 0);
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     expect(o, 0, content, BYTES);
     unmount_store();
 }
@@ -491,7 +483,7 @@ TEST(a_member_left_behind_does_not_stand_for_the_store)
 TEST(a_bad_place_is_not_used_again)
 {
     make();
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     uint64_t bad = device(0).bad_bytes + device(1).bad_bytes;
     for (unsigned i = 0; i < 2; i++)
         dev_fail(devs[i], HT_IO_WRITE, 1, false);
@@ -690,7 +682,7 @@ static void *sync_object(void *arg)
 TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
 {
     make();
-    struct ht_obj *o = the_object();
+    struct ht_obj *o = same_object(oid);
     struct where w = where();
     uint64_t commits = stats().commits;
     put_all(o, 0, newer, MIB);

@@ -630,14 +630,6 @@ TEST(seeking_at_or_beyond_the_end_finds_nothing)
     ck_assert_int_eq(ht_obj_seek(o, 70000, true), 70000);
 }
 
-static uint64_t bytes_read(void)
-{
-    struct ht_dev_counters n;
-
-    ht_dev_counters(dev, &n);
-    return n.read_bytes;
-}
-
 /* After an orderly unmount the store knows that nothing was written later. After a crash it does not. */
 TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
 {
@@ -652,13 +644,13 @@ TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
     put_object(o);
     for (unsigned i = 0; i < 3; i++) {
         ck_assert_int_eq(ht_store_unmount(s), 0);
-        before = bytes_read();
+        before = device_read_bytes();
         crash(); /* closed in order, that is */
-        ck_assert_uint_lt(bytes_read() - before, LITTLE_BYTES);
+        ck_assert_uint_lt(device_read_bytes() - before, LITTLE_BYTES);
     }
-    before = bytes_read();
+    before = device_read_bytes();
     crash();
-    ck_assert_uint_gt(bytes_read() - before, 2 * region);
+    ck_assert_uint_gt(device_read_bytes() - before, 2 * region);
     o = get_object(oid);
     expect(o, 0, p, 4096);
 }

@@ -15,14 +15,6 @@ static uint64_t note(uint64_t off, uint64_t len)
     return ht_readahead_policy_note(&st, off, len, MIB, MOST);
 }
 
-static uint64_t next_random(uint64_t *x)
-{
-    *x ^= *x << 13;
-    *x ^= *x >> 7;
-    *x ^= *x << 17;
-    return *x;
-}
-
 TEST(a_reader_from_the_beginning_is_seen_at_once)
 {
     st = (struct ht_readahead_policy){0};
@@ -71,7 +63,7 @@ TEST(requests_may_overtake_each_other)
     for (uint64_t i = 0; i < 64; i += 4) {
         uint64_t order[4] = {i, i + 1, i + 2, i + 3};
         for (unsigned k = 3; k; k--) {
-            uint64_t j = next_random(&x) % (k + 1), was = order[k];
+            uint64_t j = random_next(&x) % (k + 1), was = order[k];
             order[k] = order[j];
             order[j] = was;
         }
@@ -88,7 +80,7 @@ TEST(shuffled_and_strided_reads_are_none)
 
     st = (struct ht_readahead_policy){0};
     for (unsigned i = 0; i < 20000; i++)
-        ahead += note(next_random(&x) % (1 << 18) * 4 * KIB, 4 * KIB) > 0;
+        ahead += note(random_next(&x) % (1 << 18) * 4 * KIB, 4 * KIB) > 0;
     ck_assert_uint_eq(ahead, 0);
     for (uint64_t i = 1; i < 1000; i++)
         ahead += note(2 * i * MIB, MIB) > 0;
@@ -212,7 +204,7 @@ TEST(shuffled_reads_are_none_in_any_direction)
 
     both = (struct ht_readahead_both){0};
     for (unsigned i = 0; i < 20000; i++)
-        any += note_both(next_random(&x) % (1 << 18) * 4 * KIB, 4 * KIB).any;
+        any += note_both(random_next(&x) % (1 << 18) * 4 * KIB, 4 * KIB).any;
     for (uint64_t i = 1000; i > 1; i--)
         any += note_both(i * MIB, 4 * KIB).any;
     for (uint64_t i = 1000; i > 1; i--)

@@ -146,14 +146,6 @@ static inline void expect_block(uint64_t index, uint8_t seed)
     expect(obj, index * CHUNK, want, sizeof(want));
 }
 
-static inline void commit(void)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
 /* -------------------------------------------------------------- kept steps */
 
 static uint64_t kept_oid, *many_kept;
@@ -257,7 +249,7 @@ static inline void *change(void *arg)
     uint8_t block[BLOCK];
 
     while (!stop) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        random_next(&state);
         uint64_t index = state % chunks;
         uint8_t seed = (uint8_t)(1 + state / chunks % 255);
         memset(block, seed, sizeof(block));

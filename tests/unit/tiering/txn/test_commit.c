@@ -105,14 +105,6 @@ static void mount(void)
     calls[0] = '\0';
 }
 
-static void commit(void)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
-    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-}
-
 static void change(uint64_t value, const uint8_t *bytes)
 {
     names.value = value;
@@ -133,7 +125,7 @@ static void begin(void)
     second = pattern(BYTES, 2);
     obj = object(HT_CHUNK_BYTES, SCOPE);
     change(1, first);
-    commit();
+    publish_scope(SCOPE);
     calls[0] = '\0';
 }
 
@@ -160,7 +152,7 @@ TEST(a_commit_asks_names_then_the_optimizer_then_objects)
     begin();
     change(2, second);
     ck_assert_uint_gt(ht_scope_pending_bytes(s, SCOPE), 2 * 64);
-    commit();
+    publish_scope(SCOPE);
     ck_assert_str_eq(calls, "names publish 9, optimizer publish 9, ");
     ck_assert_uint_eq(ht_scope_pending_bytes(s, SCOPE), 0);
     crash_and_expect(2, second);
@@ -180,7 +172,7 @@ TEST(a_commit_is_one_group_of_the_log)
     begin();
     change(2, second);
     uint64_t before = stats().log.groups;
-    commit();
+    publish_scope(SCOPE);
     ck_assert_uint_eq(stats().log.groups, before + 1);
 }
 
@@ -294,7 +286,7 @@ TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
     }
     ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), -EBUSY);
     ck_assert_str_eq(calls, "");
-    commit();
+    publish_scope(SCOPE);
     if (_i == 1) { /* published whole, it is clean again */
         overwrite_pinned(obj, 0, second);
         ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);

@@ -25,14 +25,6 @@ static void teardown(void)
     free(content);
 }
 
-static void begin_again(void (*how)(void))
-{
-    put_object(obj);
-    how();
-    obj = get_object(oid);
-    ck_assert_ptr_nonnull(obj);
-}
-
 static void sync_all(void)
 {
     ck_assert_int_eq(ht_obj_sync(obj), 0);
@@ -53,7 +45,7 @@ static void expect_lost(void)
 TEST(reads_of_it_fail_and_the_rest_is_there)
 {
     expect_lost();
-    begin_again(remount);
+    obj = after(remount, obj);
     expect_lost();
     ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_LOST, HT_FEAT_REFUSE_LOST);
     ck_assert_int_eq(ht_store_lose_chunk(s, oid, INDEX), 0); /* is already */
@@ -75,7 +67,7 @@ TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
 TEST(the_mark_outlives_checkpoint)
 {
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
-    begin_again(crash);
+    obj = after(crash, obj);
     expect_lost();
 }
 
@@ -83,7 +75,7 @@ TEST(what_it_had_stored_comes_free_at_the_next_mount)
 {
     uint64_t before = stats().free_bytes;
 
-    begin_again(remount);
+    obj = after(remount, obj);
     ck_assert_uint_eq(stats().free_bytes, before + MIB);
 }
 
@@ -93,7 +85,7 @@ TEST(writing_all_of_it_heals)
     expect(obj, INDEX * MIB, content, MIB);
     sync_all();
     ck_assert_uint_eq(stats().lost_chunks, 0);
-    begin_again(crash);
+    obj = after(crash, obj);
     expect(obj, INDEX * MIB, content, MIB);
     ck_assert_uint_eq(stats().lost_chunks, 0);
 }
@@ -104,12 +96,12 @@ TEST(a_part_of_it_that_is_cut_off_leaves_the_rest_lost)
 
     ck_assert_int_eq(ht_obj_truncate(obj, INDEX * MIB + 100), 0);
     sync_all();
-    begin_again(crash);
+    obj = after(crash, obj);
     ck_assert_int_eq(ht_obj_read(obj, INDEX * MIB + 99, &byte, 1), -EIO);
     ck_assert_int_eq(ht_obj_truncate(obj, INDEX * MIB), 0);
     sync_all();
     ck_assert_uint_eq(stats().lost_chunks, 0);
-    begin_again(crash);
+    obj = after(crash, obj);
     expect(obj, 0, content, MIB);
 }
 

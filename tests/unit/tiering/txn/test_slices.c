@@ -86,11 +86,11 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     move_all_owners();
     fill(0, chunks, 1);
     begin();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("first commit");
     fill(0, chunks, 2);
     begin();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("commit of a rewrite");
     expect_block(0, 2);
     expect_block(chunks - 1, 2);
@@ -104,7 +104,7 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     expect_slices("scrub of a kept step");
     fill(0, chunks, 3);
     begin();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("commit after a kept step");
     begin();
     forget(kept);
@@ -116,7 +116,7 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     ck_assert_int_eq(ht_obj_truncate(obj, CHUNK), 0);
     expect_slices("truncate");
     begin();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("commit of a truncate");
     fill(0, chunks, 4);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
@@ -130,7 +130,7 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
     ck_assert_int_eq(ht_tx_begin(s, CHUNK, &tx), 0);
     delete_in(tx, obj);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    commit();
+    publish_scope(SCOPE);
     expect_slices("deletion");
     stop = true;
     pthread_join(reader, NULL);
@@ -144,7 +144,7 @@ TEST_LOOP(a_change_at_the_end_of_a_large_object_is_published_in_few_steps, unles
 
     setup();
     fill(0, chunks, 1);
-    commit();
+    publish_scope(SCOPE);
     for (unsigned i = 0; i < 2; i++) {
         fill(chunks - 1, 1, (uint8_t)(2 + i));
         ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
@@ -200,7 +200,7 @@ TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     expect_slices("making objects");
     write_many(1);
     begin();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("commit of objects");
     write_many(2);
     begin();
@@ -221,7 +221,7 @@ TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     expect_slices("a look for changes");
     begin();
     delete_many();
-    commit();
+    publish_scope(SCOPE);
     expect_slices("deletion of objects");
     stop = true;
     pthread_join(reader, NULL);
@@ -252,11 +252,11 @@ TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
         if (k % 2)
             forget(keep());
         else
-            commit();
+            publish_scope(SCOPE);
     }
     stop = true;
     pthread_join(writer, NULL);
-    commit();
+    publish_scope(SCOPE);
     uint64_t oid = ht_obj_id(obj);
     put_objects(obj, hot);
     ht_store_verify(s, false);
@@ -381,7 +381,7 @@ TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
     for (unsigned i = 1; i <= 2; i++)
         ck_assert_int_eq(ht_obj_truncate(obj, CHUNK + i), 0);
     ck_assert_uint_eq(ht_scope_found_bytes(s, SCOPE) - before, HT_OBJECT_RECORD_BYTES);
-    commit();
+    publish_scope(SCOPE);
 }
 
 enum { ROUNDS = 40, HOLD_NS = 1000000 };
@@ -433,7 +433,7 @@ TEST_LOOP(a_truncation_waits_for_a_chunk_that_it_has_passed, unless_many(1))
 
     setup();
     fill(0, chunks, 1);
-    commit();
+    publish_scope(SCOPE);
     ck_assert_int_eq(pthread_create(&holder, NULL, hold_once_in_a_round, NULL), 0);
     for (unsigned round = 1; round <= ROUNDS; round++) {
         ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
@@ -541,17 +541,17 @@ TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
 
     setup();
     fill(0, 2, 1);
-    commit();
+    publish_scope(SCOPE);
     ck_assert_int_eq(ht_obj_punch(obj, CHUNK, CHUNK), 0);
     pin.store = s;
     pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = obj, .index = 1, .mode = HT_BATCH_PIN_OVERWRITE};
     pin_now(&pin);
-    commit();
+    publish_scope(SCOPE);
     memset(pin.chunk[0].data, 2, pin.chunk[0].len);
     unpin(&pin, _i ? 0 : 1);
     ht_store_verify(s, false);
     expect_block(1, _i ? 0 : 2);
-    commit();
+    publish_scope(SCOPE);
 }
 
 static uint64_t reserved(void)
@@ -567,7 +567,7 @@ TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
 {
     setup();
     fill(0, chunks, 1);
-    commit();
+    publish_scope(SCOPE);
     uint64_t before = reserved();
     for (unsigned i = 0; i < 3; i++) {
         struct ht_copy k = {.s = s, .scope = SCOPE, .step = 1};
@@ -618,7 +618,7 @@ TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
     ck_assert_int_eq(pthread_create(&writer, NULL, count_up, NULL), 0);
     while (changes < 100)
         sched_yield();
-    commit();
+    publish_scope(SCOPE);
     stop = true;
     pthread_join(writer, NULL);
     for (size_t i = 0; i < many_count; i++)

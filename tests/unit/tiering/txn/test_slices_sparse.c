@@ -43,7 +43,7 @@ TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
         expect_slices("copy of a hole");
         begin();
         ck_assert_int_eq(ht_store_commit(s), 0);
-        commit();
+        publish_scope(SCOPE);
         expect_slices("commit");
         begin();
         ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
@@ -178,14 +178,14 @@ TEST_LOOP(a_seek_passes_any_number_of_chunks_in_few_steps, unless_many(1))
     for (unsigned round = 0; round < 2; round++) {
         expect_seeks(0, 0, (int64_t)bytes);
         expect_seeks(CHUNK + 5, CHUNK + 5, (int64_t)bytes);
-        commit();
+        publish_scope(SCOPE);
         ht_obj_evict(obj);
     }
     ck_assert_int_eq(ht_obj_punch(obj, CHUNK, bytes - 2 * CHUNK), 0);
     for (unsigned round = 0; round < 2; round++) {
         expect_seeks(0, 0, CHUNK);
         expect_seeks(2 * CHUNK, (int64_t)(bytes - CHUNK), 2 * CHUNK);
-        commit();
+        publish_scope(SCOPE);
     }
     ht_store_verify(s, true);
 }
@@ -213,13 +213,13 @@ TEST_LOOP(reservations_beside_changes_keep_all_counts, unless_many(1))
     ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
     ck_assert_int_eq(pthread_create(&giver, NULL, prealloc_and_cut, NULL), 0);
     while (given < 4)
-        commit();
+        publish_scope(SCOPE);
     stop = true;
     pthread_join(writer, NULL);
     pthread_join(giver, NULL);
     ck_assert_int_eq(ht_obj_punch(obj, 0, chunks * CHUNK), 0);
     ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
-    commit();
+    publish_scope(SCOPE);
     ht_store_verify(s, true);
     struct ht_obj_stat st;
     ht_obj_stat(obj, &st);
