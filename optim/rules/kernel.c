@@ -89,15 +89,23 @@ float ht_kernel_element(const void *array, uint8_t dtype, size_t i)
     return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
 }
 
+#if defined(__x86_64__)
+static bool has_f16c;
+
+/* Once: in a virtual machine the question costs some 50 us. By hand: not every compiler knows this name. */
+__attribute__((constructor)) static void ask_for_f16c(void)
+{
+    unsigned a, b, c = 0, d;
+
+    has_f16c = __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
+
 /* NULL: this CPU lacks instructions that they need. */
 static const struct ht_kernels *avx2(void)
 {
 #if defined(__x86_64__)
-    unsigned a, b, c = 0, d;
-
-    /* F16C by hand: not every compiler knows its name. */
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
-        c & bit_F16C)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c)
         return &ht_kernels_avx2;
 #endif
     return NULL;
