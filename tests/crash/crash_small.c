@@ -110,7 +110,6 @@ static uint64_t shape_of(const struct recording *rec, uint64_t began)
     return hash;
 }
 
-/* The devices hold anything at all afterwards. */
 static void cut_recovery(struct explorer *x, const struct recording *rec, uint64_t began)
 {
     bool more = true;
@@ -119,16 +118,12 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
     if (!u64_set_add(&x->shapes, shape_of(rec, began + x->ack)))
         return;
     x->f->recoveries++;
-    uint8_t *base = walk_kept_content(&x->w, &x->began);
-    walk_begin(&x->inner, rec, base, x->k.dev, x->k.dev_count);
-    free(base);
+    walk_begin_inside(&x->inner, &x->w, &x->began, rec);
     do {
         walk_to(&x->inner, walk_next_flush(&x->inner));
         more = walk_each(&x->inner, x->inner.pending_count == 1 || getenv("HITRAIN_LONG"), &rnd, visit_inner, x);
     } while (more && x->inner.at < rec->count);
     walk_end(&x->inner);
-    for (unsigned i = 0; i < x->k.dev_count; i++)
-        memset(dev_touched(x->k.dev[i]), 1, SCENARIO_DEVICE_BYTES / HT_BLOCK_BYTES);
 }
 
 static void forget_after_recovery(struct recording *rec)

@@ -188,10 +188,62 @@ void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t
     walk_reset(w);
 }
 
+static void keep(struct kept_state *k, uint64_t block, const uint8_t *data)
+{
+    if (k->count == k->cap) {
+        k->cap = k->cap ? 2 * k->cap : 64;
+        k->block = must(realloc(k->block, k->cap * sizeof(*k->block)));
+        k->data = must(realloc(k->data, k->cap * HT_BLOCK_BYTES));
+    }
+    k->block[k->count] = block;
+    memcpy(k->data + k->count++ * HT_BLOCK_BYTES, data, HT_BLOCK_BYTES);
+}
+
+static void set_durable(struct state_walk *w, uint64_t block, const uint8_t *data)
+{
+    memcpy(w->durable + block * HT_BLOCK_BYTES, data, HT_BLOCK_BYTES);
+    note_durable(w, block);
+}
+
+void walk_begin_inside(struct state_walk *w, struct state_walk *outer, const struct kept_state *from,
+                       const struct recording *rec)
+{
+    *w = *outer;
+    w->rec = rec;
+    w->at = w->pending_count = 0;
+    w->pending = must(calloc(rec->count + 1, sizeof(*w->pending)));
+    w->inside = true;
+    w->under = (struct kept_state){0};
+    for (size_t i = 0; i < from->count; i++) {
+        keep(&w->under, from->block[i], w->durable + from->block[i] * HT_BLOCK_BYTES);
+        set_durable(w, from->block[i], from->data + i * HT_BLOCK_BYTES);
+    }
+    for (const struct log_entry *e = rec->entry; e < rec->entry + rec->count; e++)
+        for (uint64_t b = e->offset / HT_BLOCK_BYTES; e->len && b * HT_BLOCK_BYTES < e->offset + e->len; b++)
+            keep(&w->under, b, w->durable + b * HT_BLOCK_BYTES);
+    walk_reset(w);
+}
+
+/* In reverse: the first that was kept of a block is what the outer walk has. */
+static void give_back(struct state_walk *w)
+{
+    while (w->under.count-- > 0) {
+        uint64_t block = w->under.block[w->under.count], offset = block * HT_BLOCK_BYTES;
+        set_durable(w, block, w->under.data + w->under.count * HT_BLOCK_BYTES);
+        struct ht_dev *dev = device_of(w, &offset);
+        dev_touched(dev)[offset / HT_BLOCK_BYTES] = 1;
+    }
+    kept_free(&w->under);
+}
+
 void walk_end(struct state_walk *w)
 {
-    free(w->durable);
-    free(w->block_hash);
+    if (w->inside) {
+        give_back(w);
+    } else {
+        free(w->durable);
+        free(w->block_hash);
+    }
     free(w->pending);
 }
 
@@ -286,31 +338,13 @@ uint64_t walk_hash(const struct state_walk *w)
 
 static void keep_block(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched)
 {
-    struct kept_state *k = ctx;
-
-    if (k->count == k->cap) {
-        k->cap = k->cap ? 2 * k->cap : 64;
-        k->block = must(realloc(k->block, k->cap * sizeof(*k->block)));
-        k->data = must(realloc(k->data, k->cap * HT_BLOCK_BYTES));
-    }
-    k->block[k->count] = block;
-    memcpy(k->data + k->count++ * HT_BLOCK_BYTES, now, HT_BLOCK_BYTES);
+    keep(ctx, block, now);
 }
 
 void walk_keep(const struct state_walk *w, struct kept_state *k)
 {
     k->count = 0;
     each_touched(w, keep_block, k);
-}
-
-uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k)
-{
-    uint8_t *all = must(malloc(w->bytes));
-
-    memcpy(all, w->durable, w->bytes);
-    for (size_t i = 0; i < k->count; i++)
-        memcpy(all + k->block[i] * HT_BLOCK_BYTES, k->data + i * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
-    return all;
 }
 
 void kept_free(struct kept_state *k)

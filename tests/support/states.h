@@ -44,6 +44,13 @@ enum state_kind {
 };
 extern const char *const state_names[STATE_KINDS];
 
+/* A state, remembered as its difference from the durable content. Zeroed at first. */
+struct kept_state {
+    uint64_t *block;
+    uint8_t *data;
+    size_t count, cap;
+};
+
 /*
  * Walks through crash points of one recording in ascending order. The walk builds each state in the RAM of the caller's
  * devices, which follow each other in the recording's addresses. It restores the durable content wherever the walk or a
@@ -60,11 +67,16 @@ struct state_walk {
     size_t *pending;      /* indices of volatile writes, in order */
     size_t pending_count;
     unsigned lba;
+    bool inside;             /* another walk, and shares its memory */
+    struct kept_state under; /* the durable content of that one, where this one has changed it */
 };
 
 /* base: content of all devices when the recording began. */
 void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t *base, struct ht_dev *const dev[],
                 unsigned dev_count);
+/* The recording began at a state of another walk, which stands still until this one ends. */
+void walk_begin_inside(struct state_walk *w, struct state_walk *outer, const struct kept_state *from,
+                       const struct recording *rec);
 void walk_to(struct state_walk *w, size_t point);
 /*
  * The next point after this one before something becomes durable, or the end. The states at these points are complete:
@@ -77,15 +89,7 @@ void walk_reset(struct state_walk *w);
 void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
 /* The present content of the devices, as one number. */
 uint64_t walk_hash(const struct state_walk *w);
-/* A state, remembered as its difference from the durable content. Zeroed at first. */
-struct kept_state {
-    uint64_t *block;
-    uint8_t *data;
-    size_t count, cap;
-};
 void walk_keep(const struct state_walk *w, struct kept_state *k);
-/* The whole content, for walk_begin; the caller frees it. */
-uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k);
 void kept_free(struct kept_state *k);
 /*
  * All states at the point: every subset of the writes in flight, up to 8 writes (10 with HITRAIN_LONG=1). For more
