@@ -29,11 +29,11 @@ def run(program, *args, check=True, **kw):
     return done
 
 
-def wait_for(condition, what, seconds=SECONDS_MAX):
+def wait_for(condition, what, seconds=SECONDS_MAX, pause=0.01):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f'{what}: not within {seconds} s'
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def remove_folder(folder):

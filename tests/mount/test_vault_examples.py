@@ -17,7 +17,7 @@ from models import new_model
 from test_documents import bits_of
 from test_roots import command, word
 from test_shards import reshard
-from test_vault_follow import Program, entries, looks_end  # noqa: F401 (a fixture)
+from test_vault_follow import Program, each_way, entries, looks_end  # noqa: F401 (a fixture)
 from test_vault_shards import in_store, keep_own, owners_of, run, shards_of
 
 import archiver as archivers
@@ -64,6 +64,7 @@ def shell(text, folder):
     return said
 
 
+@each_way
 def test_kept_steps_and_the_model_on_another_machine(place, make_store, tmp_path):     # noqa: F811
     a, b = [make_store('64M').mount() for _ in range(2)]
     url = place.url(f'night-{uuid.uuid4().hex[:8]}')
@@ -122,6 +123,7 @@ def archive_of(url, root, rank, ranks):
     return placed(ARCHIVE.replace('--rank=2of4', f'--rank={rank}of{ranks}').replace('/mnt/hitrain/model', str(root)), url)
 
 
+@each_way
 def test_a_job_on_four_hosts_loses_one_and_goes_on_with_three(place, make_store, host):     # noqa: F811
     url = place.url(f'job-{uuid.uuid4().hex[:8]}')
     run('hitrainctl', 'vault', 'init', url)
@@ -155,6 +157,7 @@ def test_a_job_on_four_hosts_loses_one_and_goes_on_with_three(place, make_store,
     assert back.wait(SECONDS_MAX) == archivers.FENCED and 'vault-fenced' in archivers_of[2].said()
 
 
+@each_way
 def test_a_new_host_takes_the_place_of_a_lost_one(place, make_store, host, monkeypatch):     # noqa: F811
     """The trainer of the page, on four hosts that share a machine here. All go on with the bits that they would have had."""
     torch = pytest.importorskip('torch')

@@ -12,7 +12,7 @@ import pytest
 
 from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
-from engines import place, servers  # noqa: F401 (fixtures)
+from engines import NAMES, place, servers  # noqa: F401 (fixtures)
 from test_follow import FILES, same
 from test_logged_steps import REDO, train
 from test_roots import command, put_gradient, word
@@ -25,6 +25,8 @@ import jobs
 import stop
 
 KILLS = 20
+# Where an archiver meets other calls. How folders of other kinds differ is seen in test_vault_engines.py.
+each_way = pytest.mark.parametrize('place', [n for n in NAMES if n not in ('tmpfs', 'test')], indirect=True)
 
 
 looking = {}    # engines by URL, open until the test ends: each is a program, and a test that waits looks often
@@ -79,7 +81,8 @@ class Program:
         return self.log.read_text(errors='replace')
 
     def wait_for(self, condition, what, seconds=SECONDS_MAX):
-        wait_for(lambda: condition() or self.process.poll() is not None, f'{what}\n{self.said()}', seconds)
+        """Most look at a vault. A server would do nothing else than answer, if they looked as often as they can."""
+        wait_for(lambda: condition() or self.process.poll() is not None, f'{what}\n{self.said()}', seconds, pause=0.1)
         assert condition(), f'{what}: {self.said()}'
 
     def end(self, status=0):
@@ -122,6 +125,7 @@ def model(make_store, words=REDO, taken=2):
     return root
 
 
+@each_way
 def test_a_standby_has_each_step(place, make_store, programs):
     url, root, other = new_vault(place), model(make_store), make_store().mount() / 'copy'
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
@@ -158,6 +162,7 @@ def test_a_logged_step_is_restored_as_a_model_of_its_own(tmp_path, make_store, p
     assert content(there / 'model', 'w', 'deep/v') == content(root, 'w', 'deep/v')
 
 
+@each_way
 def test_each_nth_kept_step_is_archived(place, make_store, programs):
     url, root = new_vault(place), model(make_store, 'adamw lr=0.01 retain=20 retain_every=1', taken=1)
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--every=2')
@@ -172,6 +177,7 @@ def test_each_nth_kept_step_is_archived(place, make_store, programs):
     assert same(root, other)
 
 
+@each_way
 def test_an_archiver_that_is_killed_loses_no_step_that_it_reported(place, make_store, programs):
     url, root, other = new_vault(place), model(make_store), make_store().mount() / 'copy'
     rng, to = random.Random(5), programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
@@ -274,6 +280,7 @@ def test_of_two_archivers_of_one_rank_the_first_one_ends(tmp_path, make_store, p
     second.end()
 
 
+@each_way
 def test_training_does_not_wait_for_a_silent_vault(place, make_store, programs):
     if not place.server or place.url('x').startswith('ssh'):
         pytest.skip('no server that can be stopped')
