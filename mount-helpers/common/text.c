@@ -60,6 +60,13 @@ void ht_put_printable(const char *text, FILE *to)
     }
 }
 
+bool ht_text_ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 void ht_print_version(const char *program)
 {
     printf("%s (hitrain) %s\n", program, HT_VERSION);

@@ -20,6 +20,7 @@ const char *ht_plural(uint64_t count, const char *word);
  * terminal would obey.
  */
 void ht_put_printable(const char *text, FILE *to);
+bool ht_text_ends_with(const char *text, const char *end);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);
 /* Says why a command line is wrong (NULL: getopt has said it), and which command explains the program. */

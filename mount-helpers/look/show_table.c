@@ -156,13 +156,6 @@ static void cell_event(const struct ht_cmd_line *l, const struct ht_column *c, c
                  ht_cmd_value(l, "various")[0] != '\0' ? ", of various files or devices" : "");
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* The figures of an engine's own: those after run_ns. */
 static void cell_own(const struct ht_cmd_line *l, const struct ht_column *c, char *buf, size_t cap)
 {
@@ -174,7 +167,7 @@ static void cell_own(const struct ht_cmd_line *l, const struct ht_column *c, cha
         i++;
     for (i++; i < l->count && strcmp(l->field[i].key, c->other) != 0 && len < cap; i++) {
         const char *key = l->field[i].key, *value = l->field[i].value;
-        bool bytes = ends_with(key, "_bytes");
+        bool bytes = ht_text_ends_with(key, "_bytes");
         len += (size_t)snprintf(buf + len, cap - len, "%s%s %s", len ? "  " : "", key,
                                 bytes ? ht_size_text(strtoull(value, NULL, 10)) : value);
     }

@@ -29,13 +29,6 @@ static bool next_line(char **rest, char **out_key, char **out_value)
     return false;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* Prints the meaning of a number for people, or nothing. */
 static void put_meaning(const char *key, const char *value)
 {
@@ -46,9 +39,9 @@ static void put_meaning(const char *key, const char *value)
     n = strtoull(value, &end, 10);
     if (end == value || *end != '\0' || errno != 0)
         return;
-    if (ends_with(key, "_bytes") && n >= HT_KIB)
+    if (ht_text_ends_with(key, "_bytes") && n >= HT_KIB)
         printf("  %s", ht_size_text(n));
-    else if (ends_with(key, "_ns") && n != 0)
+    else if (ht_text_ends_with(key, "_ns") && n != 0)
         printf("  %.3f s", (double)n / 1e9);
 }
 
