@@ -94,16 +94,20 @@ class Program:
         self.process.wait(SECONDS_MAX)
 
 
-@pytest.fixture(autouse=True)
-def looks_end(make_store):
-    """Before the stores, in which vaults may lie."""
-    yield
+def end_looks():
     while looking:
         looking.popitem()[1].close()
 
 
+@pytest.fixture(autouse=True)
+def looks_end(make_store):
+    """Before the stores, in which vaults may lie."""
+    yield
+    end_looks()
+
+
 @pytest.fixture
-def programs(tmp_path, looks_end):
+def programs(tmp_path, make_store):
     """start(name, *words): programs that are ended with the test."""
     made = []
 
@@ -112,6 +116,7 @@ def programs(tmp_path, looks_end):
         return made[-1]
 
     yield start
+    end_looks()
     for p in made:
         if p.process.poll() is None:
             p.kill()
