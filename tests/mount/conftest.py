@@ -29,11 +29,11 @@ def run(program, *args, check=True, **kw):
     return done
 
 
-def wait_for(condition, what, seconds=SECONDS_MAX, pause=0.01):
+def wait_for(condition, what, seconds=SECONDS_MAX):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f'{what}: not within {seconds} s'
-        time.sleep(pause)
+        time.sleep(0.01)
 
 
 def remove_folder(folder):
