@@ -98,11 +98,11 @@ def seconds_of(work):
     return time.monotonic() - began
 
 
-def end(program):
-    """It must end well."""
+def end(program, log):
+    """It must end well. log: what it said."""
     program.terminate()
     if program.wait(SETUP_SECONDS_MAX):
-        give_up(f'{" ".join(program.args)}: exit {program.returncode}')
+        give_up(f'{" ".join(program.args)}: exit {program.returncode}\n{log.read_text()}')
 
 
 def contents(root):
@@ -166,7 +166,7 @@ class Bench(steps.Bench):
         if side == 'silent':
             self.vault.freeze(False)
         if program:
-            end(program)
+            end(program, log)
         return seconds, archived
 
     def train(self):
@@ -361,7 +361,7 @@ class Follow(step_follow.Pair):
                 if len(times) == step_follow.STEPS + 1:
                     break
             standby.terminate()
-        end(archiver)
+        end(archiver, log)
         last = sorted(times.values())[1:]          # the first one is the base
         return (last[-1] - last[0]) / (len(last) - 1), (self.vault.bytes() - before) / step_follow.STEPS
 
