@@ -320,7 +320,7 @@ clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_client
 $(B)/share/hitrain/%: mount-helpers/%
 	@mkdir -p $(@D); cp $< $@
 $(B)/share/compiled: $(python_files)
-	@$(PYTHON) -ISm compileall -q $(@D) && touch $@
+	@mkdir -p $(@D); $(PYTHON) -ISm compileall -q $(@D) && touch $@
 $(patsubst %,$(B)/bin/%,$(notdir $(vault_programs))): $(B)/bin/%: mount-helpers/vault/%
 	@mkdir -p $(@D); cp $< $@
 

@@ -312,8 +312,8 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
  */
 bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
 /*
- * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests in
- * the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.
+ * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
+ * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.
  */
 bool ht_read_behind(fuse_req_t req, struct ht_job *like);
 /* A job of no request, unless one with its fn is queued in this lane and does the same: then this one is gone. */

@@ -34,7 +34,7 @@ enum ht_io_class {
 #define HT_GATE_PLANNED_WAIT_NS_MAX UINT64_C(200000000)
 #define HT_GATE_BACKGROUND_WAIT_NS_MAX UINT64_C(500000000)
 #define HT_GATE_PAUSE_NS_MAX UINT64_C(1000000000)
-#define HT_GATE_SHARE UINT64_C(32)           /* so an archive costs a trainer that leaves no pauses 3 % of the reads at most */
+#define HT_GATE_SHARE UINT64_C(32) /* so an archive costs a trainer that leaves no pauses 3 % of the reads at most */
 #define HT_GATE_UNKNOWN_BYTES (UINT64_C(4) << 20) /* in place of the bound while the rate is not known */
 
 /* Urgent requests of a device. Zeros: there were none. */

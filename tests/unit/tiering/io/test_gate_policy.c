@@ -119,9 +119,9 @@ TEST(a_caller_that_waits_keeps_the_background_out)
 TEST(a_share_is_kept_beside_urgent_requests)
 {
     struct ht_gate_state st = beside(in_flight(0), 0, 0);
-    uint64_t until = NOW - SECOND + HT_GATE_SHARE * MIB * SECOND / RATE; /* the last permit was for 1 MiB, a second ago */
+    uint64_t until = NOW - SECOND + HT_GATE_SHARE * MIB * SECOND / RATE;
 
-    st.share_ns = NOW - SECOND;
+    st.share_ns = NOW - SECOND; /* the last permit, of 1 MiB */
     st.share_bytes = MIB;
     ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW); /* of a thread without a share */
     st.has_share = true;
@@ -248,8 +248,9 @@ static const struct {
     uint64_t pause_ns;
     double least, most; /* of what the urgent requests leave */
     bool has_share;
-} loads[] = {{SECOND, 0.98, 1, false}, {100 * MS, 0.92, 1.05, false}, {50 * MS, 0.9, 1.08, false}, {20 * MS, 0.9, 1.2, false},
-             {MS / 10, 0, 1, false}, {SECOND, 0.98, 1, true}, {MS / 10, 0, 2, true}};
+} loads[] = {{SECOND, 0.98, 1, false},   {100 * MS, 0.92, 1.05, false}, {50 * MS, 0.9, 1.08, false},
+             {20 * MS, 0.9, 1.2, false}, {MS / 10, 0, 1, false},        {SECOND, 0.98, 1, true},
+             {MS / 10, 0, 2, true}};
 
 /* Urgent requests of 1 MiB come after pauses that vary around a mean. */
 TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_SIZE(loads))
@@ -273,7 +274,8 @@ TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_
     if (loads[_i].pause_ns < MS && !loads[_i].has_share)
         ck_assert_uint_lt(d.background_bytes / MIB * 100, d.urgent);
     if (loads[_i].pause_ns < MS && loads[_i].has_share)
-        ck_assert_double_eq_tol((double)d.background_bytes, 60.0 * RATE / HT_GATE_SHARE, 0.05 * 60 * RATE / HT_GATE_SHARE);
+        ck_assert_double_eq_tol((double)d.background_bytes, 60.0 * RATE / HT_GATE_SHARE,
+                                0.05 * 60 * RATE / HT_GATE_SHARE);
 }
 
 RUN_TESTS("gate policy")
