@@ -310,14 +310,17 @@ endef
 # ---- rules ----
 
 .PHONY: all libs tests clients
-all: $(patsubst %,$(B)/bin/%,$(built_programs) $(notdir $(vault_programs))) $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools) $(vault)) libs
+python_files := $(patsubst mount-helpers/%,$(B)/share/hitrain/%,$(tools) $(vault))
+all: $(patsubst %,$(B)/bin/%,$(built_programs) $(notdir $(vault_programs))) $(python_files) $(B)/share/compiled libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
 
-# hitrainctl runs them from the folder beside its own.
+# hitrainctl runs them from the folder beside its own. Python compiles nothing at each command, then.
 $(B)/share/hitrain/%: mount-helpers/%
 	@mkdir -p $(@D); cp $< $@
+$(B)/share/compiled: $(python_files)
+	@mkdir -p $(@D); $(PYTHON) -ISm compileall -q $(@D) && touch $@
 $(patsubst %,$(B)/bin/%,$(notdir $(vault_programs))): $(B)/bin/%: mount-helpers/vault/%
 	@mkdir -p $(@D); cp $< $@
 
@@ -560,6 +563,7 @@ install: all
 	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools' '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 $(tools) '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
 	install -m 644 $(vault) '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
+	$(if $(DESTDIR),,$(PYTHON) -ISm compileall -q '$(PREFIX)/share/hitrain')
 	install -m 644 mount-helpers/monitoring/grafana.json mount-helpers/monitoring/alerts.yaml '$(DESTDIR)$(PREFIX)/share/hitrain'
 
 install-client:

@@ -32,6 +32,7 @@ enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write that the kernel may request */
     HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
     HT_PAGE_WAITS_MAX = HT_FUSE_BACKGROUND / 4,
+    HT_READS_BEHIND_MAX = HT_FUSE_BACKGROUND / 4,
     HT_LANE_THREADS = 32,  /* that jobs of one kind may take */
     HT_LANE_LEFT_MAX = 32, /* threads of jobs that have left their lane */
     HT_LANE_BUCKETS = 64,
@@ -109,7 +110,8 @@ struct ht_fuse {
     struct ht_mutex park_lock; /* above the optimizer's lock */
     struct ht_list park_free, parked;
 
-    _Atomic unsigned page_waits; /* ops_hidden.c: writes that wait until pages are dropped */
+    _Atomic unsigned page_waits;   /* ops_hidden.c: writes that wait until pages are dropped */
+    _Atomic unsigned reads_behind; /* ops_file.c: jobs of ht_read_behind */
 
     /* job.c */
     struct ht_mutex job_lock;
@@ -306,9 +308,14 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len);
 bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /*
  * Does what a job of these members does: now (HT_LANE_NONE), or later in a lane, with a copy of its data. key 0: what a
- * job about ino waits for.
+ * job about ino waits for. False: no memory, and req was answered.
  */
-void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
+bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
+/*
+ * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
+ * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.
+ */
+bool ht_read_behind(fuse_req_t req, struct ht_job *like);
 /* A job of no request, unless one with its fn is queued in this lane and does the same: then this one is gone. */
 bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
 /*

@@ -505,7 +505,7 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     return true;
 }
 
-void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
+bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job;
@@ -514,11 +514,11 @@ void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
     like->req = req;
     if (kind == HT_LANE_NONE) {
         like->fn(like);
-        return;
+        return true;
     }
     job = ht_job_new(f, req, like->fn);
     if (!job || (like->data && !ht_job_data(job, like->data, like->size)))
-        return;
+        return false;
     job->ino = like->ino;
     job->off = like->off;
     job->size = like->size;
@@ -527,7 +527,7 @@ void ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
     job->dir = like->dir;
     job->flags = like->flags;
     job->may_end = like->may_end;
-    ht_job_submit(job, kind, like->key ? like->key : ht_job_key(f, like->ino));
+    return ht_job_submit(job, kind, like->key ? like->key : ht_job_key(f, like->ino));
 }
 
 static bool is_queued(struct ht_fuse *f, const struct ht_job *job, enum ht_lane_kind kind, uint64_t key)

@@ -242,19 +242,30 @@ static void job_read_background(struct ht_job *job)
     ht_background_reads(true);
     ht_read_and_reply(job->fuse, job->req, job->open->obj, NULL, job->off, job->size, traffic_of(job->fuse, job->open));
     ht_background_reads(false);
+    job->fuse->reads_behind--;
+}
+
+bool ht_read_behind(fuse_req_t req, struct ht_job *like)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    bool may_wait = f->reads_behind++ < HT_READS_BEHIND_MAX;
+
+    if (!may_wait || !ht_job_run(req, HT_LANE_PAUSES, like))
+        f->reads_behind--;
+    return may_wait;
 }
 
 void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = open_of(fi);
+    struct ht_job behind = {.fn = job_read_background, .ino = ino, .open = o, .off = (uint64_t)off, .size = size};
 
     if (!(fi->flags & O_NOATIME))
         ht_atime_touch(f, ino, false);
-    if (o->background) {
-        struct ht_job job = {.fn = job_read_background, .ino = ino, .open = o, .off = (uint64_t)off, .size = size};
-        ht_job_run(req, HT_LANE_PAUSES, &job);
-    } else if (root_of(f, o))
+    if (o->background && (fi->flags & O_DIRECT) && ht_read_behind(req, &behind))
+        return;
+    if (root_of(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
         ht_read_and_reply(f, req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size,

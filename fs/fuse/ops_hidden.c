@@ -63,10 +63,8 @@ static void job_read(struct ht_job *job)
     char *buf = ht_fuse_buffer();
     ssize_t n = -ENOMEM;
 
-    ht_background_reads(ht_hidden_lane(job->file, HT_HIDDEN_READ, NULL, 0) == HT_LANE_PAUSES);
     if (buf)
         n = ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES));
-    ht_background_reads(false);
     ht_count_read(job->fuse, ht_hidden_read_traffic(job->file), n);
     if (n < 0)
         ht_reply(job->req, (int)n);
@@ -74,12 +72,24 @@ static void job_read(struct ht_job *job)
         fuse_reply_buf(job->req, buf, (size_t)n);
 }
 
+static void job_read_behind(struct ht_job *job)
+{
+    ht_background_reads(true);
+    job_read(job);
+    ht_background_reads(false);
+    job->fuse->reads_behind--;
+}
+
 void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    struct ht_job job = {
-        .fn = job_read, .ino = ino, .file = file_of(fi), .off = (uint64_t)off, .size = size, .may_end = true};
+    struct ht_job job = {.fn = job_read_behind, .ino = ino, .file = file_of(fi), .off = (uint64_t)off, .size = size};
+    enum ht_lane_kind lane = ht_hidden_lane(job.file, HT_HIDDEN_READ, NULL, 0);
 
-    ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_READ, NULL, 0), &job);
+    if (lane == HT_LANE_PAUSES && ht_read_behind(req, &job))
+        return;
+    job.fn = job_read;
+    job.may_end = true;
+    ht_job_run(req, lane == HT_LANE_PAUSES ? HT_LANE_NONE : lane, &job);
 }
 
 static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,

@@ -48,10 +48,11 @@ struct ht_ioctl_gather {
 #define HT_IOCTL_GATHER _IOW('h', 4, struct ht_ioctl_gather)
 
 /*
- * On a descriptor of a file or of a state of a kept step: its reads are work in the background from now on. They go to
- * the devices in the pauses of all others, and leave the DRAM tier as it is. Where there are no pauses each waits for
- * half a second at most. It brings whole chunks and keeps none: read MiB by MiB, with O_DIRECT. -EINVAL: it is no such
- * file.
+ * On a descriptor of a file or of a state of a kept step: its reads with O_DIRECT, and all of a state, are work in the
+ * background from now on. They go to the devices in the pauses of all others, and leave the DRAM tier as it is. Where
+ * there are no pauses they get a small share of each device, and each waits for half a second at most. They bring whole
+ * chunks and keep none: read MiB by MiB. Of more than 128 in flight the others do not
+ * wait. -EINVAL: it is no such file.
  */
 #define HT_IOCTL_BACKGROUND _IO('h', 7)
 

@@ -261,11 +261,13 @@ static const struct command {
      "every store. Fails if the store has computed another one in the background.\n\n"
      "  --digest=DIGEST  fail if it has another one\n"
      "  --json           as JSON\n"},
-    {"archive", "ROOT STEP URL/JOB|- [--from=STEP [--digest=DIGEST]] [--rate=BYTES] [--json]", NULL, NULL, NONE, 0,
+    {"archive", "ROOT STEP URL/JOB|- [--from=STEP [--digest=DIGEST]] [--rate=BYTES] [--compress] [--json]", NULL, NULL,
+     NONE, 0,
      "Writes a kept step to a vault, or to standard output for restore -: names, attributes, content and optimizer state.\n\n"
      "  --from=STEP      to standard output: only content that differs from this kept step; the reader keeps it, too\n"
      "  --digest=DIGEST  the digest of that step, which is read for it otherwise\n"
      "  --rate=BYTES     at most so many bytes per second, as in 100M\n"
+     "  --compress       to a vault: f32 content takes five sixths of its bytes, bf16 two thirds\n"
      "  --json           as JSON\n"},
     {"restore", "URL/JOB[@STEP]|- DIR [--base=ROOT | --cold] [--rank=rofR | --shard=rofR [--lost=q]] [--json]", NULL,
      NULL, NONE, 0,

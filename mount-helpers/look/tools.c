@@ -34,7 +34,7 @@ static int find_folder(const char *name, char out[PATH_MAX])
 static int run_program(const char *name, const char *const *words, size_t count)
 {
     char folder[PATH_MAX];
-    const char *const python[] = {"python3", "-IB", "-Xutf8", folder};
+    const char *const python[] = {"python3", "-ISB", "-Xutf8", folder};
     const char **argv = calloc(HT_ARRAY_SIZE(python) + count + 1, sizeof(*argv));
     int rc = find_folder(name, folder);
 

@@ -24,6 +24,7 @@ build "$out"
 
 mkdir "$work/hitrain/lib"
 cp -r "$programs/bin" "$programs/share" "$work/hitrain"
+find "$work/hitrain/share" \( -name __pycache__ -o -name compiled \) -prune -exec rm -rf {} +    # pip compiles
 mapfile -t binaries < <(grep -l "^.ELF" -a "$work"/hitrain/bin/*)
 strip --strip-unneeded "${binaries[@]}"
 for library in $(LD_LIBRARY_PATH=$top/build/deps/usr/lib ldd "${binaries[@]}" | awk '$1 ~ /^lib(fuse3|numa|blkid|xxhash)[.]/ { print $3 }' | sort -u); do

@@ -11,15 +11,16 @@ import time
 from archived import NOTHING, Archived, OfManifest
 from cold_places import TOLD_BYTES, places_of
 from control import Held
-from entry import Entry
+from entry import Entry, attribute
 from kept import Kept, names_of
 from manifest import PLACES, Base, Same, State, Writer, assemble
 from pipe import Rate
-from places import FILE_BLOCK, RAW, STATE_BLOCK, BLOCK_BYTES, PLACE_BYTES, Owner, Place, Segment, pack_place
+from places import FILE_BLOCK, PLANES, RAW, STATE_BLOCK, BLOCK_BYTES, PLACE_BYTES, Owner, Place, Segment, pack_place
 from reading import AHEAD, Buffers, Read, in_order
 from say import Progress
-from sums import sum64_of
+from sums import sum64, sum64_of
 from tree import Run, Tree, Want
+import frames
 import heads
 import jobs
 
@@ -27,6 +28,8 @@ PUTS = 3                        # segments in flight
 SEGMENT_BLOCKS = 31             # whole ones in a segment
 PLACES_OF_RECORD = 16384
 PIPE_BUFFERS = AHEAD + 4
+WIDTHS = {b'f32': 4, b'bf16': 2, b'f16': 2}      # bytes of an element
+STATE_WIDTH = 4                 # state is f32 outside the store
 VAULT_BUFFERS = AHEAD + 2 + (PUTS + 1) * SEGMENT_BLOCKS
 
 # In place of blocks that the base has, or that were found there.
@@ -108,7 +111,8 @@ class Packer:
     again; cold: an Archived where content lies that the store reads from there. put(build) -> (lease, n) makes a segment of the parts that build(lease, n) yields. One thread, and PUTS more.
     """
 
-    def __init__(self, put, uuid, owner, known=None, rate=None, cold=None):
+    def __init__(self, put, uuid, owner, known=None, rate=None, cold=None, compress=False):
+        self.compress, self.width = compress, 0     # of the elements of the present file or state that is to be compressed
         self.put, self.uuid, self.owner, self.known, self.rate = put, uuid, owner, known, Rate(rate)
         self.cold = cold
         self.buffers = Buffers(VAULT_BUFFERS)
@@ -169,11 +173,12 @@ class Packer:
 
     def begin(self, e):
         self.path, self.state, self.state_number = e.path, b'', -1
+        self.width = self.compress and WIDTHS.get(attribute(e, b'dtype'), 0)
         self.entry_number += 1
         self.of = self.known.of(self.path, b'') if self.known else NOTHING
 
     def begin_state(self, s):
-        self.state = s.name
+        self.state, self.width = s.name, self.width and STATE_WIDTH
         self.state_number += 1
         self.of = self.known.of(self.path, self.state) if self.known else NOTHING
 
@@ -183,19 +188,19 @@ class Packer:
             r.give()
             self.same(writer, Known(r.index, len(r.data), place))
             return
-        if not self.segment.has_room(len(r.data)):
+        length, frame = len(r.data), frames.encode(r.data, self.width) if self.width else None
+        data, codec, total = (frame, PLANES, sum64(frame)) if frame else (r.data, RAW, sum64_of(r.raw_sum, r.data))
+        if not self.segment.has_room(len(data)):
             self.flush()
-        total = sum64_of(r.raw_sum, r.data)
         owner = (STATE_BLOCK if self.state else FILE_BLOCK, r.index, self.entry_number, max(self.state_number, 0))
-        data = r.data
-        if len(data) < BLOCK_BYTES:     # a segment may have thousands of these
-            data = bytes(data)
+        if frame or length < BLOCK_BYTES:   # a segment may have thousands of these
+            data = frame or bytes(data)
             r.give()
         else:
             self.gives.append(r.give)
-        unit = self.segment.add(data, len(data), RAW, owner, (total, r.raw_sum))
-        packed = pack_place(Place(r.index, 0, 0, unit, len(data), RAW, total, r.raw_sum))
-        writer.place(r.index, len(data), r.raw_sum, (self.segment, packed))
+        unit = self.segment.add(data, length, codec, owner, (total, r.raw_sum))
+        packed = pack_place(Place(r.index, 0, 0, unit, len(data), codec, total, r.raw_sum))
+        writer.place(r.index, length, r.raw_sum, (self.segment, packed))
 
     def same(self, writer, k):
         self.used.add(struct.unpack_from('<IH', k.place, 4))
@@ -264,14 +269,14 @@ BEHIND = 8                      # part of the grace in which reads wait for a tr
 Packed = collections.namedtuple('Packed', 'end records segments own new shards')
 
 
-def pack(kept, put, uuid, owner, known=None, base=None, rate=None, behind_s=math.inf, cold=None):
-    """Puts all new content of a kept step: Packed. known: the Archived of a step in the vault; base: that step, if the
+def pack(kept, put, uuid, owner, known=None, base=None, rate=None, behind_s=math.inf, cold=None, compress=False):
+    """Puts all new content of a kept step, perhaps compressed: Packed. known: the Archived of a step in the vault; base: that step, if the
     store keeps it, so that what both share is not even read. behind_s: as for Tree. cold: the Archived whose content the
     store reads from the vault.
     """
     tree = Tree(kept.folder, base if known else None, behind_s)
     progress = Progress('archived', tree.bytes)
-    packer = Packer(put, uuid, owner, known, rate, cold)
+    packer = Packer(put, uuid, owner, known, rate, cold, compress)
     writer = Tracked(packer, kept.step)
     try:
         end = walk(kept, writer, in_order(packer.expand(tree.items()), packer.buffers),
@@ -316,14 +321,15 @@ def cold_of(kept, engine, vault, writer):
     return Archived(OfManifest(engine, vault.uuid, job, step, epoch, summary).items())
 
 
-def to_vault(root, kept, engine, vault, writer, lease, rate=None):
+def to_vault(root, kept, engine, vault, writer, lease, rate=None, compress=False):
     """One kept step becomes a step of the job: (Summary, True if the job lists it). writer: writer.Writer of this rank;
     lease: lease.Lease. Restart: begin again. Fenced, Failure.
     """
     held = Held(kept)
     at, known, base = known_of(writer, engine, vault.uuid, root)
     owner = Owner(writer.job, kept.step, writer.epoch, writer.rank)
-    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate, vault.grace / BEHIND, cold_of(kept, engine, vault, writer))
+    packed = pack(kept, lease.put, vault.uuid, owner, known, base, rate, vault.grace / BEHIND, cold_of(kept, engine, vault, writer),
+                  compress)
     used = packed.segments - set(packed.own)
     summary = heads.Summary(heads.FULL, writer.rank, writer.ranks, 1, packed.end.bytes, packed.new, packed.end.digest,
                             heads.NOTHING, packed.end.lineage, at if used and at else (0, 0), time.time_ns(), writer.store,

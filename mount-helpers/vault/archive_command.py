@@ -15,6 +15,7 @@ from say import note
 from store import printable, size_text
 from writer import Restart, Writer
 import engine
+import frames
 import identity
 import jobs
 import words
@@ -27,8 +28,12 @@ PAUSE_S = 1
 def run(given):
     paths, o = words.parse(given, 2, 3, 'a model root, a kept step, and the URL of a job or -', follow=None, log=None,
                            every=words.count, rank=words.rank, rate=words.size, digest=words.digest, json=None,
-                           single_writer=None, once=None, since=words.number, **{'from': words.text})
+                           single_writer=None, compress=None, once=None, since=words.number, **{'from': words.text})
     root, step, url = (*paths[:2], paths[-1]) if len(paths) == 3 else (paths[0], None, paths[1])
+    if o['compress'] and url == '-':
+        raise words.Usage('--compress is for a vault: compress a pipe with a program of its own')
+    if o['compress']:
+        frames.need()
     if o['single_writer'] and o['rank'] and o['rank'][1] > 1:
         raise words.Usage('--single-writer is for one archiver alone, and --rank for several')
     if step is None and o['follow']:
@@ -49,18 +54,18 @@ def vault(root, kept, url, o):
     if at is not None:
         raise words.Usage('expected URL/JOB without a step: a step has the number that the model gave it')
     with engine.open(place) as e:
-        summary = put(root, kept, e, jobs.open_vault(e), job, o['rank'] or (0, 1), o['rate'], bool(o['single_writer']))
+        summary = put(root, kept, e, jobs.open_vault(e), job, o['rank'] or (0, 1), o['rate'], bool(o['single_writer']), bool(o['compress']))
     report(root, kept, url, summary, o['json'])
 
 
-def put(root, kept, e, vault, job, rank=(0, 1), rate=None, single_writer=False):
+def put(root, kept, e, vault, job, rank=(0, 1), rate=None, single_writer=False, compress=False):
     """The Summary of a kept step that the job lists. Failure."""
     if not single_writer:
         need_create(e)
     store, host, pause = identity.store(root), identity.host(), Pause()
     lease = Lease(e, vault, store, identity.boot(), host, identity.LEASES, pause)
     writer = Writer(e, vault, job, *rank, host, store, pause, single_writer, gives=False)
-    summary, listed = repeated(lambda: to_vault(root, kept, e, vault, writer, lease, rate))
+    summary, listed = repeated(lambda: to_vault(root, kept, e, vault, writer, lease, rate, compress))
     if not listed:
         raise Failure(f'{root}: step {kept.step} is not in {job}: a newer step is there, or a rank has none')
     return summary

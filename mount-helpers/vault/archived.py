@@ -9,8 +9,9 @@ from entry import Entry, os_text
 from errors import Missing
 from manifest import Block, Pieces, Same, State
 from objects import Damage, key_manifest, key_segment
-from places import BLOCK_BYTES, PLACE_BYTES, UNIT_BYTES, Place, pack_place, units_of
-from sums import sum64_of, sum128
+from places import BLOCK_BYTES, PLACE_BYTES, PLANES, UNIT_BYTES, Place, pack_place, units_of
+from sums import sum64, sum64_of, sum128
+import frames
 import stop
 
 FETCHERS = 8
@@ -171,7 +172,7 @@ class Fetch:
     def send(self):
         if self.group:
             name = os_text(self.path) + (f', state {self.state.decode()}' if self.state else '')
-            self.waiting.append((None, self.pool.submit(self.read, self.group, name)))
+            self.waiting.append((sum(p.stored for p in self.group), self.pool.submit(self.read, self.group, name)))
             self.group = []
 
     def finish(self):
@@ -182,9 +183,8 @@ class Fetch:
         while not future.done():
             stop.check()
             concurrent.futures.wait([future], stop.LOOK_S)
-        for block in future.result():
-            self.fetched += len(block.data)
-            yield block
+        yield from future.result()
+        self.fetched += items
 
     def read(self, group, name):
         """Blocks of one file or state that are neighbours in a segment."""
@@ -204,6 +204,16 @@ class Fetch:
     def check(p, part, damage):
         if len(part) < p.stored:
             raise damage(p, 'the segment is cut')
+        if p.codec == PLANES:
+            if sum64(part) != p.sum:
+                raise damage(p, 'its checksum is wrong')
+            try:
+                block = frames.decode(part, BLOCK_BYTES)
+            except Damage as e:
+                raise damage(p, e) from None
+            if sum128(block) != p.raw_sum:
+                raise damage(p, 'its frame has other content')
+            return block
         raw_sum = sum128(part)
         if raw_sum != p.raw_sum or sum64_of(raw_sum, part) != p.sum:
             raise damage(p, 'its checksum is wrong')

@@ -72,6 +72,7 @@ class Archiver:
     def __init__(self, root, url, o):
         self.root, self.every, self.log, self.rate = os.path.realpath(root), o['every'] or 1, bool(o['log']), o['rate']
         self.rank, self.ranks = o['rank'] or (0, 1)
+        self.compress = bool(o['compress'])
         place, self.job, at = engine.split_job(url)
         if at is not None:
             raise words.Usage('expected URL/JOB without a step')
@@ -251,7 +252,7 @@ class Archiver:
         if not self.rank:
             self.writer.call(kept.step, anew=self.log)
         try:
-            summary, listed = to_vault(self.root, kept, self.engine, self.vault, self.writer, self.lease, self.rate)
+            summary, listed = to_vault(self.root, kept, self.engine, self.vault, self.writer, self.lease, self.rate, self.compress)
         except (EngineError, Restart, Fenced):
             raise
         except Failure:

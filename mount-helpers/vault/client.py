@@ -8,7 +8,6 @@ Threads: any number of callers, and one thread for each running program that tak
 import ctypes
 import mmap
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -43,6 +42,7 @@ def program_of(scheme):
     for folder in HERE, os.path.join(HERE, '../../../bin'):
         if os.access(os.path.join(folder, name), os.X_OK):
             return os.path.normpath(os.path.join(folder, name))
+    import shutil               # takes long, and few need it
     found = shutil.which(name)
     if not found:
         raise NoProgram(f'no program {name} in PATH: nothing here serves URLs that begin with {scheme}:')

@@ -7,7 +7,6 @@
 The claim keeps others from ending a step. At any moment, and after a crash, one of the two models has the name; the
 other one is in a staging directory, which the next program removes.
 """
-import json
 import os
 import secrets
 import time
@@ -16,13 +15,13 @@ from archive_command import put
 from changes import state_of, walk
 from cold import from_vault, report, set_vault
 from control import open_ctl, tell
-from kept import Kept, names_of, open_folder
+from kept import Kept, lines_of, open_folder
 from objects import Failure, is_job
 from say import error, note
 from staging import PREFIX, Replacing
 
 from stores import Pinning, mount_of, root_lines, unpin, word
-from vault_command import Verifier
+from verifier import Verifier
 import engine
 import jobs
 import stop
@@ -109,9 +108,9 @@ class Claimed:
             for path in folder, *(os.path.join(folder, name) for name in files):
                 if word(path, 'pin'):
                     raise Failure(f'{path} is pinned in memory: remove its attribute user.hitrain.pin first')
-        for name in names_of(root):
-            if not is_archived(root, name):
-                raise Failure(f'{root}: no vault has its kept step {name}, which would go: archive or forget it first')
+        for line in lines_of(root):
+            if not line.get('archived'):
+                raise Failure(f'{root}: no vault has its kept step {line["name"]}, which would go: archive or forget it first')
 
     def need_rest(self, at=None):
         """at: where it is now."""
@@ -153,11 +152,6 @@ class Claimed:
             tell(self.ctl, f'forget {kept.name}'.encode())
         except OSError as e:
             note(f'{self.root} keeps step {kept.name}: {e.strerror}')
-
-
-def is_archived(root, name):
-    with open(f'{root}/.hitrain/kept', encoding='utf-8', errors='replace') as f:
-        return any(line.get('name') == name and line.get('archived') for line in map(json.loads, f))
 
 
 def user_of(root):

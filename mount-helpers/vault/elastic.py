@@ -6,7 +6,6 @@ that owned it. Everything else is that of its own former manifest; for a new ran
 other ranks are holes.
 """
 import collections
-import dataclasses
 import functools
 import importlib
 
@@ -164,7 +163,7 @@ class Shard:
             return e
         others = [a for a in e.attributes if a[0] != SHARDS]
         table = shards.text_of(self.after).encode()
-        return dataclasses.replace(e, attributes=tuple(sorted(others + [(SHARDS, table)])))
+        return e._replace(attributes=tuple(sorted(others + [(SHARDS, table)])))
 
     def check_count(self, divided, parts):
         for q, part in parts.items():

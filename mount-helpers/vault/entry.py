@@ -2,7 +2,7 @@
 """What an entry of a step may be: pure functions, the same for writers and readers. Paths, names and attributes are
 bytes. A function that checks raises Damage with the rest of a sentence about the entry.
 """
-import dataclasses
+import collections
 import re
 import struct
 
@@ -32,17 +32,9 @@ _ATTRIBUTE = struct.Struct('<HI')
 _STATE_NAME = re.compile(b'[a-z0-9_]{1,64}')
 
 
-@dataclasses.dataclass
-class Entry:
-    kind: int
-    path: bytes                 # below the root; b'' is the root
-    mode: int = 0
-    uid: int = 0
-    gid: int = 0
-    mtime_ns: int = 0
-    size: int = 0
-    target: bytes = b''         # of a symlink its text, of a hard link the path of an earlier file
-    attributes: tuple = ()      # of (name, value), in the order of names
+# path: below the root; b'' is the root. target: of a symlink its text, of a hard link the path of an earlier file. attributes: (name, value)
+# in the order of names.
+Entry = collections.namedtuple('Entry', 'kind path mode uid gid mtime_ns size target attributes', defaults=(0, 0, 0, 0, 0, b'', ()))
 
 
 def is_carried(name):
@@ -173,7 +165,7 @@ def parse_entry(data):
     path, target = data[at:at + path_bytes], data[at + path_bytes:at + path_bytes + target_bytes]
     e = Entry(kind, path, mode, uid, gid, mtime_ns, size, target)
     try:
-        e.attributes = parse_attributes(data[at + path_bytes + target_bytes:])
+        e = e._replace(attributes=parse_attributes(data[at + path_bytes + target_bytes:]))
         check_entry(e)
     except Damage as why:
         raise Damage(f'the entry {os_text(path)} is refused: {why}') from None

@@ -2,13 +2,14 @@
 """Kept steps of a model root, as a mounted store shows them in .hitrain/snap, and which blocks two share."""
 import errno
 import fcntl
+import json
 import os
 import re
 import stat
 import struct
 
 from entry import DEPTH_MAX, HIDDEN, PATH_BYTES_MAX, PREFIX
-from objects import NUMBER_MAX, Failure
+from objects import NUMBER_MAX, Damage, Failure
 from places import BLOCK_BYTES
 
 _SAME = struct.Struct('<QQQQ')
@@ -117,6 +118,17 @@ def names_of(root):
         raise Failure(f'{root}: this is no model root') from None
     except OSError as e:
         raise explain(root, e) from None
+
+
+def lines_of(root):
+    """What the store says of each kept step."""
+    try:
+        with open(f'{root}/.hitrain/kept', encoding='utf-8') as f:
+            return [json.loads(line) for line in f]
+    except OSError as e:
+        raise explain(root, e) from None
+    except ValueError:
+        raise Damage(f'{root}: its list of kept steps makes no sense') from None
 
 
 # ---- blocks that two steps share ----

@@ -10,7 +10,7 @@ from sums import Sum128
 BLOCK_BYTES = 1 << 20
 UNIT_BYTES = 4096
 RAW, PLANES = 0, 2              # codecs, as in include/hitrain/format.h
-CODECS = (RAW,)                 # that this program reads
+CODECS = RAW, PLANES           # that this program reads
 PLACE_BYTES = 40
 
 _PLACE = struct.Struct('<IIHHIQ16s')

@@ -62,12 +62,12 @@ def finish(path, staging, builder, step, then):
     mode = builder.root.mode
     later = os.geteuid() != 0 and not mode & stat.S_IWUSR
     set_step(path, staging.model, builder.root, step)
-    builder.root.mode = mode | (stat.S_IWUSR if later else 0)
+    builder.root = builder.root._replace(mode=mode | (stat.S_IWUSR if later else 0))
     commit(path, staging.model, builder.finish_root)
     then()
     staging.publish()
     if later:
-        builder.root.mode = mode
+        builder.root = builder.root._replace(mode=mode)
         try:
             commit(path, staging.model, builder.finish_root)
         except Failure as e:

@@ -6,7 +6,7 @@ orphans of uploads in parts. Credentials are those that boto3 finds: environment
 the client's (engine.py), which knows that a deed may be done although its answer was lost.
 """
 import email.utils
-import threading
+import time
 import urllib.parse
 
 from errors import Again, Failed, Full, Missing, NoProgram, NoVault, Refused, TooLarge
@@ -40,8 +40,7 @@ class S3:
             raise Failed('expected s3://BUCKET/PREFIX, perhaps with ?endpoint=URL&region=NAME')
         self.bucket, self.prefix = parts.netloc, urllib.parse.unquote(parts.path).strip('/')
         self.prefix += '/' if self.prefix else ''
-        self.local = threading.local()
-        self.client = self._connect(query)
+        self.query, self.client = query, self._connect(query)
 
     def _connect(self, query):
         words = {'connect_timeout': CONNECT_S, 'read_timeout': READ_S, 'max_pool_connections': 64,
@@ -85,6 +84,7 @@ class S3:
         if code in CLOCK:
             return Refused('the clocks of this machine and of the server differ too much: set the clock of this one')
         if code in REFUSED or status in (401, 403):
+            self.client = self._connect(self.query)     # their file may have other ones by now
             return Refused(f'{code}: {REMEDY}')
         if code in FULL or status == 507:
             return Full(f'{code}: no space there, or the quota is used up')
@@ -141,16 +141,19 @@ class S3:
         return done
 
     def list(self, prefix, after, deadline):
-        words = {'StartAfter': self.prefix + after} if after else {}
-        answer = self._do(self.client.list_objects_v2, Prefix=self.prefix + prefix, **words)
-        now = server_time(answer)
-        found = [(o['Key'][len(self.prefix):], o['Size'], now - o['LastModified'].timestamp() if now else 0)
-                 for o in answer.get('Contents', ())]
-        # Others may keep objects under the prefix, which are no keys of a vault.
-        entries = [e for e in found if wire.is_key(e[0]) and e[0] > after]
-        if answer['IsTruncated'] and found and not entries:
-            return self.list(prefix, found[-1][0], deadline)
-        return entries, answer['IsTruncated']
+        while True:
+            words = {'StartAfter': self.prefix + after} if after else {}
+            answer = self._do(self.client.list_objects_v2, Prefix=self.prefix + prefix, **words)
+            now = server_time(answer)
+            found = [(o['Key'][len(self.prefix):], o['Size'], now - o['LastModified'].timestamp() if now else 0)
+                     for o in answer.get('Contents', ())]
+            # Others may keep objects under the prefix, which are no keys of a vault.
+            entries = [e for e in found if wire.is_key(e[0]) and e[0] > after]
+            if entries or not found or not answer['IsTruncated']:
+                return entries, answer['IsTruncated']
+            if time.monotonic() > deadline:
+                raise Again('many objects there are no part of a vault')
+            after = found[-1][0]
 
     def remove(self, key, deadline):
         self._do(self.client.delete_object, Key=self.prefix + key)

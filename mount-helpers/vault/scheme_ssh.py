@@ -17,6 +17,7 @@ import wire
 OPTIONS = ['-o', 'BatchMode=yes', '-o', 'ConnectTimeout=20', '-o', 'ServerAliveInterval=10', '-o', 'ServerAliveCountMax=3']
 REMEDIES = (('Permission denied', Refused, 'it refuses this key: name another one in ~/.ssh/config'),
             ('Host key verification failed', Refused, 'its host key is unknown: run `ssh HOST true` once by hand'),
+            ('Could not resolve hostname', Failed, 'no host has this name now'),
             ('not found', NoProgram, 'it has no hitrain-vault-file in PATH: install hitrain there'),
             ('REMOTE HOST IDENTIFICATION HAS CHANGED', Refused, 'its host key has changed: see ~/.ssh/known_hosts'))
 

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 
 from engine import perform
 from errors import EngineError, Failed
@@ -38,6 +37,7 @@ def answer(lazy, verb, key, offset, length, slot, left_ms):
     except EngineError as e:
         return e.code, 0, 0, str(e)
     except Exception as e:                      # a fault of a scheme or of its library must not end the program
+        import traceback
         traceback.print_exc()
         return Failed.code, 0, 0, f'{type(e).__name__} in its program'
 

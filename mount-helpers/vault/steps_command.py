@@ -2,24 +2,14 @@
 """hitrainctl steps ROOT --vault=URL/JOB: below the kept steps, or with them as JSON, those that the vault has and the store has not."""
 import json
 
-from objects import Damage, Failure
+from kept import lines_of
+from objects import Failure
 from store import printable, size_text
 from vault_command import HEX_SHOWN, KINDS, time_text
 import engine
 import heads
 import jobs
 import words
-
-
-def kept_of(root):
-    """What the store says of each of its kept steps."""
-    try:
-        with open(f'{root}/.hitrain/kept', encoding='utf-8') as f:
-            return [json.loads(line) for line in f]
-    except OSError as e:
-        raise Failure(f'{root}: {e.strerror}') from None
-    except ValueError:
-        raise Damage(f'{root}: its list of kept steps makes no sense') from None
 
 
 def is_kept(entry, kept):
@@ -32,7 +22,7 @@ def run(given):
     place, job, step = engine.split_job(url)
     if step is not None:
         raise words.Usage('--vault: expected URL/JOB without a step')
-    kept, shown = kept_of(root), engine.shown(url)
+    kept, shown = lines_of(root), engine.shown(url)
     with engine.open(place) as e:
         head = jobs.highest(e, jobs.open_vault(e), job)
     if not head.n:

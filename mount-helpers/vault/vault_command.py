@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl vault VERB URL: makes a vault, tries its engine, shows what is in it, checks that, drops steps and pins, collects
-garbage.
+garbage. What one verb alone needs is imported by it: most commands take less time than that.
 """
 import json
 import time
 
-from archived import Fetch, OfManifest
-from collect import Collector
 from errors import EngineError, Missing, NoVault, Unknown
-from manifest import End
-from objects import Damage, Failure, key_segment
-from places import Place, parse_table
-from probe import probe, refusal
+from objects import Failure
 from store import printable, size_text
 import engine as engines
 import heads
 import jobs
 import stop
-import stores
 import words
 
 HEX_SHOWN = 12
@@ -49,6 +43,7 @@ def init(given):
 
 def do_probe(given):
     (url,), o = words.parse(given, 1, 1, 'the URL of a vault', json=None)
+    from probe import probe, refusal
     with engines.open(url) as engine:
         found = probe(engine)
         about = {'vault': url, 'largest': found.largest, 'round_trip_ns': found.trip_ns, 'faults': found.faults}
@@ -146,65 +141,9 @@ def time_text(ns):
 
 # ---- verify ----
 
-class Verifier:
-    """Reads steps, each block once. Memory: some 100 bytes for each block."""
-
-    def __init__(self, engine, vault):
-        self.engine, self.vault = engine, vault
-        self.seen, self.bytes, self.damage = set(), 0, []
-
-    def step(self, job, step, epoch, summaries):
-        for s in summaries:
-            try:
-                if s.kind == heads.LOGGED:
-                    self.segments(job, step, epoch, s)
-                else:
-                    self.blocks(OfManifest(self.engine, self.vault.uuid, job, step, epoch, s), s)
-            except Damage as e:
-                self.damage.append(str(e))
-
-    def new(self, items):
-        for item in items:
-            if isinstance(item, Place):
-                key = item.lease << 28 | item.n << 13 | item.unit
-                if key in self.seen:
-                    continue
-                self.seen.add(key)
-            yield item
-
-    def blocks(self, manifest, summary):
-        fetch = Fetch(self.engine)
-        for item in fetch.in_order(self.new(manifest.items())):
-            if isinstance(item, End) and item.digest != summary.digest:
-                raise manifest.damage('its digest is not the one that the step names')
-        self.bytes += fetch.fetched
-
-    def segments(self, job, step, epoch, s):
-        """Of a logged step: whole segments."""
-        OfManifest(self.engine, self.vault.uuid, job, step, epoch, s)
-        for lease, n, count in jobs.read_segments(self.engine, self.vault, job, step, epoch, s.rank):
-            for i in range(n, n + count):
-                stop.check()
-                if (lease, i) not in self.seen:
-                    self.seen.add((lease, i))
-                    self.segment(lease, i)
-
-    def segment(self, lease, n):
-        from sums import sum64
-        key = key_segment(lease, n)
-        try:
-            data = self.engine.get(key)
-        except Missing:
-            raise Damage(f'{self.engine.url}: {key}: it is gone') from None
-        rows = jobs.parse(f'{self.engine.url}: {key}', parse_table, data[:4096], lambda at: data[at:], len(data), self.vault.uuid, lease, n)[1]
-        for row in rows:
-            if sum64(data[row.unit * 4096:row.unit * 4096 + row.stored]) != row.sum:
-                raise Damage(f'{self.engine.url}: {key} at {row.unit * 4096}: its checksum is wrong')
-        self.bytes += len(data)
-
-
 def verify(given):
     (url,), o = words.parse(given, 1, 1, 'the URL of a vault, a job or a step', json=None)
+    from verifier import Verifier, steps_of
     engine, vault, job, step = find(url)
     with engine:
         verifier, steps = Verifier(engine, vault), 0
@@ -218,27 +157,6 @@ def verify(given):
             f'{url}: {steps} steps, {size_text(verifier.bytes)} read, ' + (f'{len(verifier.damage)} are damaged' if verifier.damage else 'all well'))
         if verifier.damage:
             raise Failure('; '.join(verifier.damage[:8]) + '. What is damaged can be dropped: hitrainctl vault forget')
-
-
-def steps_of(engine, vault, job, step, verifier):
-    """Yields the Step of each step that the head lists, or of one."""
-    if step is not None:
-        yield from jobs.chain_of(engine, vault, job, step)
-        return
-    try:
-        entries = jobs.highest(engine, vault, job).entries
-    except Damage as e:
-        verifier.damage.append(str(e))
-        return
-    for e in entries:
-        try:
-            found = jobs.read_step_object(engine, vault, job, e.last, e.epoch, e.sum)
-            yield found
-            while found.step > e.step:
-                found = jobs.read_step_object(engine, vault, job, found.step - 1, e.epoch, found.before)
-                yield found
-        except Damage as why:
-            verifier.damage.append(str(why))
 
 
 # ---- forget, gc ----
@@ -263,6 +181,7 @@ def forget(given):
 
 def gc(given):
     (url,), o = words.parse(given, 1, 1, 'the URL of a vault', json=None)
+    from collect import Collector
     with engines.open(url) as engine:
         vault = jobs.open_vault(engine)
         done = Collector(engine, vault, said=lambda line: print(printable(f'hitrainctl: {line}'), flush=True)).run()
@@ -277,6 +196,7 @@ def do_unpin(given):
     (url, *path), o = words.parse(given, 1, 2, 'the URL of a vault, and a mount point or --store=UUID', store=words.digest, json=None)
     if (len(path) == 1) == bool(o['store']):
         raise words.Usage('expected a mount point, or --store=UUID of a store that is gone')
+    import stores
     with engines.open(url) as engine:
         jobs.open_vault(engine)
         if path:

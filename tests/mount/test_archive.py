@@ -75,6 +75,48 @@ def test_a_restored_step_trains_on_to_the_same_bits(stores, vault, dtype):
     assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v')
 
 
+@pytest.mark.parametrize('dtype', ['f32', 'bf16'])
+def test_a_compressed_step_takes_less_and_has_the_same_bits(stores, vault, dtype):
+    _, (a, b) = stores
+    root = make_model(a / 'model', dtype, elements=600_000)
+    step(root, 10, dtype, elements=600_000)
+    command(root, 'snapshot')
+    url = f'{vault}/job'
+    said = archive(root, '1', url, '--compress')
+    assert said['new_bytes'] < 0.88 * said['bytes'] and stored(vault) == said['new_bytes']
+    run('hitrainctl', 'vault', 'verify', vault)
+    got = restore(url, b / 'model')
+    assert got['digest'] == said['digest'] == digest(root, '1') and got['fetched_bytes'] < 0.88 * said['bytes']
+    assert content(root, 'w', 'deep/v') == content(b / 'model', 'w', 'deep/v')
+    cold = restore(url, b / 'cold', '--cold')      # the store reads frames of its own form
+    assert cold['digest'] == said['digest'] and cold['cold_bytes'] > MIB
+    assert content(root, 'w', 'deep/v') == content(b / 'cold', 'w', 'deep/v')
+    step(root, 20, dtype, elements=600_000)
+    command(root, 'snapshot')
+    archive(root, '2', url)                         # this one is not, and shares nothing
+    run('hitrainctl', 'vault', 'forget', url, '2')
+    run('hitrainctl', 'vault', 'gc', vault)
+    assert restore(url, b / 'again')['digest'] == said['digest']
+
+
+def test_damage_of_a_compressed_block_is_named(stores, vault):
+    _, (a, b) = stores
+    root = make_model(a / 'model', elements=600_000)
+    command(root, 'snapshot')
+    archive(root, '0', f'{vault}/job', '--compress')
+    segment = next(p for p in vault.rglob('seg/*/*') if p.stat().st_size > MIB)
+    with open(segment, 'r+b') as f:
+        f.seek(MIB // 2)
+        byte = f.read(1)
+        f.seek(MIB // 2)
+        f.write(bytes([byte[0] ^ 4]))
+    done = restore(f'{vault}/job', b / 'model', check=False)
+    assert done.returncode == 1 and 'its checksum is wrong' in done.stderr and not (b / 'model').exists()
+    assert 'its checksum is wrong' in run('hitrainctl', 'vault', 'verify', vault, check=False).stderr
+    refused = run('hitrainctl', 'archive', root, '0', '-', '--compress', check=False)
+    assert refused.returncode == 2 and '--compress is for a vault' in refused.stderr
+
+
 def test_everything_of_a_tree_comes_back(stores, vault):
     _, (a, b) = stores
     root = a / 'model'

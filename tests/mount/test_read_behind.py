@@ -10,9 +10,10 @@ import threading
 import pytest
 
 from calls import fails, sync
-from conftest import BIN, MIB, run
+from conftest import BIN, MIB, run, wait_for
 from test_digests import make_model
 from test_roots import command, word
+from slow import loop_device, slow_group
 import engines  # noqa: F401 (finds the modules of vaults)
 
 from kept import Kept
@@ -25,6 +26,10 @@ BACKGROUND = ord('h') << 8 | 7
 def moved(point, io_class):
     """Bytes that requests of this class have moved on the device."""
     return sum(json.loads(line)[f'{io_class}_moved_bytes'] for line in (point / '.hitrain/devices').read_text().splitlines())
+
+
+def in_flight(point, io_class):
+    return sum(json.loads(line)[f'{io_class}_bytes'] for line in (point / '.hitrain/devices').read_text().splitlines())
 
 
 def behind(path):
@@ -94,6 +99,52 @@ def test_it_is_for_files_of_a_kept_step(model):
         with fails(errno.EINVAL):
             fcntl.ioctl(fd, BACKGROUND)
         os.close(fd)
+
+
+def test_reads_through_the_page_cache_are_not_in_the_background(model):
+    """Readahead would hold the kernel's requests while it waits."""
+    kept, before = model / '.hitrain/snap/1', moved(model.parent, 'background')
+    with open(kept / 'w', 'rb', buffering=0) as f:
+        fcntl.ioctl(f, BACKGROUND)
+        assert len(f.read(4 * MIB)) == 4 * MIB
+        assert moved(model.parent, 'background') == before
+    with open(kept / 'deep/v', 'rb', buffering=0) as f:
+        fcntl.ioctl(f, BACKGROUND)
+        fcntl.fcntl(f, fcntl.F_SETFL, os.O_DIRECT)
+        assert len(os.pread(f.fileno(), MIB, 0)) == MIB
+        assert moved(model.parent, 'background') >= before + MIB
+
+
+@pytest.mark.parametrize('name', ['w', '.hitrain/state/w/exp_avg'])
+def test_the_kernels_requests_are_not_all_behind(make_store, tmp_path, name):
+    """A device that hardly reads, and many readers: those that are too many are urgent, and hold their requests no longer than others."""
+    store = make_store('512M')
+    image = store.image
+    with loop_device(image) as store.image, slow_group(store.image, ('read',)) as (group, limit):
+        point = store.mount('dram=16M', 'digest=off')
+        root = make_model(point / 'model', elements=2 * MIB)
+        command(root, 'snapshot')
+        run('hitrainctl', 'evict', root / 'w', root / 'deep/v')
+        with open(f'{group}/cgroup.procs', 'w') as f:
+            f.write(str(store.daemon.pid))
+        limit(64 << 10)
+        fd = behind(root / '.hitrain/snap/1' / name)
+        threads = [threading.Thread(target=os.pread, args=(fd, MIB, i % 8 * MIB)) for i in range(160)]
+        for t in threads[:100]:
+            t.start()
+        wait_for(lambda: in_flight(point, 'background'), 'reads are behind')
+        assert in_flight(point, 'urgent') < MIB
+        for t in threads[100:]:
+            t.start()
+        try:
+            wait_for(lambda: in_flight(point, 'urgent') >= 3 * MIB, 'reads are urgent')    # more than a commit has
+        finally:
+            limit(0)
+        for t in threads:
+            t.join()
+        os.close(fd)
+        store.unmount()
+    store.image = image
 
 
 def test_many_readers_behind_hold_no_other_request(make_store):

@@ -75,7 +75,7 @@ class Archiver(product.Archiver):
 
     def __init__(self, story, seat, rank):
         self.story, self.seat, self.rank, self.ranks, self.job, self.every, self.log = story, seat, rank, 2, 'job', 1, True
-        self.store, self.root, self.rate = bytes([rank + 1]) * 16, self, None
+        self.store, self.root, self.rate, self.compress = bytes([rank + 1]) * 16, self, None, False
         self.engine, self.vault = jobs.Patient(seat, seat.pause), story.vault
         self.lineage = self.done = self.known = self.files = self.quiet = None
         self.look_at, self.look_wait = 0, product.LOOK_S_MIN

@@ -82,7 +82,8 @@ const char *ht_background_state_word(enum ht_background_state state);
 
 /*
  * The calling thread, which is none of the store's, reads as the background does until it says false: its requests go
- * to the devices in the pauses of others, and past the DRAM tier. It holds nothing that others wait for.
+ * to the devices in the pauses of others, or within a small share of these, and past the DRAM
+ * tier. It holds nothing that others wait for.
  */
 void ht_background_reads(bool on);
 

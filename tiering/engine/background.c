@@ -83,6 +83,7 @@ static struct ht_lane *lane_of(struct ht_store *s)
 
 void ht_background_reads(bool on)
 {
+    ht_io_share_set(on);
     (void)ht_io_class_set(on ? HT_IO_BACKGROUND : HT_IO_URGENT);
 }
 

@@ -17,6 +17,7 @@
 #include "tiering/io/io_priv.h"
 
 static _Thread_local enum ht_io_class mine;
+static _Thread_local bool has_share;
 static _Thread_local const _Atomic bool *recalled; /* or NULL */
 
 enum ht_io_class ht_io_class_set(enum ht_io_class io_class)
@@ -30,6 +31,11 @@ enum ht_io_class ht_io_class_set(enum ht_io_class io_class)
 enum ht_io_class ht_io_class(void)
 {
     return mine;
+}
+
+void ht_io_share_set(bool on)
+{
+    has_share = on;
 }
 
 /* ------------------------------------------------------------------ permits */
@@ -47,6 +53,9 @@ static uint64_t next_ns_locked(struct ht_dev *dev, const struct ht_permit_reques
         .waits = dev->urgent_waits,
         .permitted_bytes = dev->permitted_bytes[r->direction],
         .background = dev->background_permits,
+        .has_share = has_share,
+        .share_ns = dev->share_ns,
+        .share_bytes = dev->share_bytes,
     };
     struct ht_dev_rate rate;
 
@@ -62,6 +71,10 @@ static void take_locked(struct ht_dev *dev, const struct ht_permit *p) HT_REQUIR
 {
     dev->permitted_bytes[p->direction] += p->bytes;
     dev->background_permits += p->io_class == HT_IO_BACKGROUND;
+    if (has_share) {
+        dev->share_ns = ht_now_ns();
+        dev->share_bytes = p->bytes;
+    }
     atomic_fetch_add_explicit(&dev->permits, 1, memory_order_relaxed);
 }
 

@@ -28,6 +28,8 @@
 /* Sets the calling thread's class. Returns the one that it had. */
 enum ht_io_class ht_io_class_set(enum ht_io_class io_class);
 enum ht_io_class ht_io_class(void);
+/* The calling thread's background requests get a share of each device, also where that has no pauses. */
+void ht_io_share_set(bool on);
 
 /* What requests of lower classes bring. */
 enum ht_gate_good { HT_GATE_NOTHING, HT_GATE_MEMORY, HT_GATE_LOG_ROOM, HT_GATE_GOODS };

@@ -61,6 +61,16 @@ static uint64_t hold_ns(const struct ht_gate_state *st, uint32_t bytes)
     return ht_min_u64(pause_ns / HOLD_PART, HT_GATE_HOLD_NS_MAX);
 }
 
+/* When a request beside urgent ones is within the share. */
+static uint64_t share_next_ns(const struct ht_gate_state *st)
+{
+    double times_ns = (double)(st->share_bytes * HT_GATE_SHARE) * (double)SECOND_NS;
+
+    if (!st->has_share || !st->rate_known || !st->bytes_per_s || st->background > 0)
+        return UINT64_MAX;
+    return st->share_ns + (uint64_t)(times_ns / (double)st->bytes_per_s);
+}
+
 static uint64_t background_next_ns(const struct ht_gate_state *st, uint32_t bytes, uint64_t now_ns)
 {
     uint64_t hold = hold_ns(st, bytes);
@@ -82,5 +92,6 @@ uint64_t ht_gate_next_ns(const struct ht_gate_state *st, enum ht_io_class io_cla
     if (io_class == HT_IO_URGENT || now_ns < since_ns || now_ns - since_ns >= most_ns)
         return 0;
     uint64_t at_ns = planned ? planned_next_ns(st, bytes, now_ns) : background_next_ns(st, bytes, now_ns);
-    return ht_min_u64(at_ns, since_ns + most_ns);
+    uint64_t share_ns = planned ? UINT64_MAX : share_next_ns(st);
+    return now_ns >= share_ns ? 0 : ht_min_u64(ht_min_u64(at_ns, share_ns), since_ns + most_ns);
 }

@@ -4,7 +4,8 @@
  *
  *   urgent      always. A caller waits for it.
  *   planned     beside urgent requests, as many bytes as the device moves in HT_GATE_BOUND_NS; alone, any number.
- *   background  one request at a time, in the pauses between urgent ones; alone, two.
+ *   background  one request at a time, in the pauses between urgent ones; alone, two. A thread with a share also beside
+ *               urgent ones: one request in so much time as the device takes for HT_GATE_SHARE times its bytes.
  *
  * The bound is what an urgent request finds before it. So the measured rate of the device decides how many bytes of a
  * lower class are in flight, and one request always may be.
@@ -33,6 +34,7 @@ enum ht_io_class {
 #define HT_GATE_PLANNED_WAIT_NS_MAX UINT64_C(200000000)
 #define HT_GATE_BACKGROUND_WAIT_NS_MAX UINT64_C(500000000)
 #define HT_GATE_PAUSE_NS_MAX UINT64_C(1000000000)
+#define HT_GATE_SHARE UINT64_C(32) /* so an archive costs a trainer that leaves no pauses 3 % of the reads at most */
 #define HT_GATE_UNKNOWN_BYTES (UINT64_C(4) << 20) /* in place of the bound while the rate is not known */
 
 /* Urgent requests of a device. Zeros: there were none. */
@@ -50,6 +52,8 @@ struct ht_gate_state {
     struct ht_gate_urgent waits;    /* and callers that wait for what a lower class holds */
     uint64_t permitted_bytes;       /* to lower classes, in the direction of the request */
     unsigned background;            /* permits */
+    bool has_share;                 /* the thread that asks; then when one last got a permit, and for how many bytes */
+    uint64_t share_ns, share_bytes;
     bool rate_known;
     uint64_t bytes_per_s; /* of that direction */
 };

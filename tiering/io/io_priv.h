@@ -72,6 +72,7 @@ struct ht_dev {
         struct ht_gate_urgent urgent_requests, urgent_waits;
         uint64_t permitted_bytes[HT_DIRECTIONS];
         unsigned background_permits;
+        uint64_t share_ns, share_bytes; /* the last permit of a thread with a share */
         uint64_t gate_waits[HT_IO_CLASSES], gate_wait_ns[HT_IO_CLASSES];
     };
     _Atomic unsigned permits;      /* of lower classes */

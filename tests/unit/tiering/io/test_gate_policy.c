@@ -116,6 +116,33 @@ TEST(a_caller_that_waits_keeps_the_background_out)
     ck_assert_uint_eq(next(&st, HT_IO_PLANNED), 0);
 }
 
+TEST(a_share_is_kept_beside_urgent_requests)
+{
+    struct ht_gate_state st = beside(in_flight(0), 0, 0);
+    uint64_t until = NOW - SECOND + HT_GATE_SHARE * MIB * SECOND / RATE;
+
+    st.share_ns = NOW - SECOND; /* the last permit, of 1 MiB */
+    st.share_bytes = MIB;
+    ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW); /* of a thread without a share */
+    st.has_share = true;
+    ck_assert_uint_eq(next(&st, HT_IO_BACKGROUND), 0);
+    st.background = 1; /* one at a time */
+    ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW);
+    st.background = 0;
+    st.share_ns += NOW + 1 - until; /* it may go in a nanosecond */
+    ck_assert_uint_eq(next(&st, HT_IO_BACKGROUND), NOW + 1);
+    st.bytes_per_s = 0; /* a device that completes nothing has no shares */
+    ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW + 1);
+    st.bytes_per_s = RATE;
+    st.rate_known = false;
+    ck_assert_uint_gt(next(&st, HT_IO_BACKGROUND), NOW + 1);
+    st = beside(ended(SECOND, SECOND), 0, 0); /* pauses are not counted against it */
+    st.has_share = true;
+    st.share_ns = NOW;
+    st.share_bytes = 1000u * MIB;
+    ck_assert_uint_eq(next(&st, HT_IO_BACKGROUND), 0);
+}
+
 TEST(no_class_waits_for_ever)
 {
     struct ht_gate_state st = beside(in_flight(0), UINT64_C(1) << 40, 100);
@@ -186,7 +213,8 @@ static void advance(struct simulated *d, uint64_t to)
                 d->free_ns = ht_max_u64(d->free_ns, d->now) + served_ns(MIB);
                 d->background_end_ns = d->free_ns;
                 d->st.background = 1;
-                d->st.permitted_bytes = MIB;
+                d->st.permitted_bytes = d->st.share_bytes = MIB;
+                d->st.share_ns = d->now;
                 continue;
             }
             at = ht_min_u64(at, next_ns);
@@ -219,7 +247,10 @@ static void urgent(struct simulated *d, uint64_t bytes)
 static const struct {
     uint64_t pause_ns;
     double least, most; /* of what the urgent requests leave */
-} loads[] = {{SECOND, 0.98, 1}, {100 * MS, 0.92, 1.05}, {50 * MS, 0.9, 1.08}, {20 * MS, 0.9, 1.2}, {MS / 10, 0, 1}};
+    bool has_share;
+} loads[] = {{SECOND, 0.98, 1, false},   {100 * MS, 0.92, 1.05, false}, {50 * MS, 0.9, 1.08, false},
+             {20 * MS, 0.9, 1.2, false}, {MS / 10, 0, 1, false},        {SECOND, 0.98, 1, true},
+             {MS / 10, 0, 2, true}};
 
 /* Urgent requests of 1 MiB come after pauses that vary around a mean. */
 TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_SIZE(loads))
@@ -229,6 +260,7 @@ TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_
 
     d.st.rate_known = true;
     d.st.bytes_per_s = RATE;
+    d.st.has_share = loads[_i].has_share;
     while (d.now < NOW + 60 * SECOND) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         advance(&d, d.now + loads[_i].pause_ns / 2 + (random >> 33) % loads[_i].pause_ns);
@@ -237,10 +269,13 @@ TEST_LOOP(pauses_are_used_and_an_urgent_request_waits_for_one_at_most, HT_ARRAY_
     double left = (double)(d.now - NOW - d.urgent_busy_ns), used = (double)served_ns(d.background_bytes);
     ck_assert_msg(used >= loads[_i].least * left, "used %.3f of what is left", used / left);
     ck_assert_uint_eq(d.late, 0);
-    /* Without pauses it gets its trickle, so fewer than one urgent request in a hundred waits for it. */
+    /* Without pauses it gets its trickle, so fewer than one urgent request in a hundred waits for it. Or its share. */
     ck_assert_uint_ge(d.background_bytes, 60 * SECOND / HT_GATE_BACKGROUND_WAIT_NS_MAX * MIB * 9 / 10);
-    if (loads[_i].pause_ns < MS)
+    if (loads[_i].pause_ns < MS && !loads[_i].has_share)
         ck_assert_uint_lt(d.background_bytes / MIB * 100, d.urgent);
+    if (loads[_i].pause_ns < MS && loads[_i].has_share)
+        ck_assert_double_eq_tol((double)d.background_bytes, 60.0 * RATE / HT_GATE_SHARE,
+                                0.05 * 60 * RATE / HT_GATE_SHARE);
 }
 
 RUN_TESTS("gate policy")
