@@ -135,6 +135,7 @@ struct ht_root_stat {
     uint64_t logged_steps;                    /* of the durable ones: those since the last full step */
     uint64_t logged_bytes;                    /* of these, and of those that are kept for readers */
     uint64_t delta_bytes;                     /* of deltas that can be read: in the store, and of memory */
+    uint64_t delta_lineage;                   /* of the last delta, or of the model that none leads from */
     uint64_t redo_reserved_bytes;             /* set aside for the steps until the next full one */
     uint64_t replay_steps, replay_steps_left; /* logged steps that are computed again, and those to come */
     uint64_t replay_seconds_left;             /* an estimate; 0 until one step has ended */

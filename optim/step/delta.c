@@ -19,8 +19,9 @@
 
 enum {
     RANGE_BYTES_MAX = 2 * HT_CHUNK_BYTES, /* two bytes of value and two of place, for each two bytes of a chunk */
-    RANGE_PIECES_MAX = 16,                /* pieces begin more than HT_DELTA_SPAN - HT_FORM_WINDOW elements apart */
-    SPARE_BYTES = 512 << 10,              /* with so much, and so many pieces, two ranges have room */
+    MORE_BYTES = HT_CHANGED_MORE * sizeof(float), /* that a kernel may write behind */
+    RANGE_PIECES_MAX = 16,   /* pieces begin more than HT_DELTA_SPAN - HT_FORM_WINDOW elements apart */
+    SPARE_BYTES = 512 << 10, /* with so much, and so many pieces, two ranges have room */
     SPARE_PIECES = 992,
 };
 
@@ -29,12 +30,11 @@ struct ht_delta_writer {
     uint64_t used;
     unsigned pieces;
     struct ht_delta_piece piece[SPARE_PIECES + 2 * RANGE_PIECES_MAX];
-    uint8_t bytes[SPARE_BYTES + 2 * RANGE_BYTES_MAX];
-    /* The piece that is being made. */
+    uint8_t bytes[SPARE_BYTES + 2 * RANGE_BYTES_MAX + MORE_BYTES];
+    /* The piece that is being made. Its values are in bytes, and its places follow them when it ends. */
     struct ht_delta_piece open;
     uint32_t value_bytes;
-    uint16_t place[HT_DELTA_SPAN];
-    uint8_t value[HT_DELTA_SPAN * sizeof(float)];
+    uint16_t place[HT_DELTA_SPAN + HT_CHANGED_MORE];
 };
 
 /* ------------------------------------------------------------------- noting */
@@ -75,24 +75,19 @@ bool ht_opt_delta_may_begin(const struct ht_worker *w, bool notes, const struct 
     return now == next && d->used <= SPARE_BYTES && d->pieces <= SPARE_PIECES;
 }
 
-static void put_bytes(struct ht_delta_writer *d, const void *bytes, size_t len)
-{
-    assert(len <= sizeof(d->bytes) - d->used);
-    memcpy(d->bytes + d->used, bytes, len);
-    d->used += len;
-}
-
 void ht_opt_delta_end_piece(struct ht_worker *w)
 {
     struct ht_delta_writer *d = w->delta;
+    size_t places = d->open.count * sizeof(*d->place);
 
     if (!d->open.count)
         return;
     assert(d->pieces < HT_ARRAY_SIZE(d->piece));
-    d->open.at = d->used;
     d->piece[d->pieces++] = d->open;
-    put_bytes(d, d->value, d->open.count * d->value_bytes);
-    put_bytes(d, d->place, d->open.count * sizeof(*d->place));
+    d->used += d->open.count * d->value_bytes;
+    assert(d->used + places <= sizeof(d->bytes));
+    memcpy(d->bytes + d->used, d->place, places);
+    d->used += places;
     d->open.count = 0;
 }
 
@@ -114,11 +109,13 @@ void ht_opt_delta_note(struct ht_worker *w, const struct ht_param *p, uint64_t f
     if (d->open.count && (d->open.oid != p->oid || first + n - d->open.first > HT_DELTA_SPAN))
         ht_opt_delta_end_piece(w);
     if (!d->open.count)
-        d->open = (struct ht_delta_piece){.oid = p->oid, .first = first};
+        d->open = (struct ht_delta_piece){.oid = p->oid, .first = first, .at = d->used};
     d->root = p->root;
     d->value_bytes = bytes;
-    d->open.count += (uint32_t)k->changed(was, is, bytes, n, (uint32_t)(first - d->open.first),
-                                          d->place + d->open.count, d->value + d->open.count * bytes);
+    uint8_t *values = d->bytes + d->used + d->open.count * bytes;
+    assert(values + n * bytes + MORE_BYTES <= d->bytes + sizeof(d->bytes));
+    d->open.count +=
+        (uint32_t)k->changed(was, is, bytes, n, (uint32_t)(first - d->open.first), d->place + d->open.count, values);
 }
 
 /* ------------------------------------------------------ the object of a step */
@@ -126,7 +123,7 @@ void ht_opt_delta_note(struct ht_worker *w, const struct ht_param *p, uint64_t f
 /* Makes it. Releases the lock in between. */
 static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
     struct ht_optim *o = root->o;
     struct ht_obj *obj = NULL;
 
@@ -172,13 +169,15 @@ static bool has_room(struct ht_optim *o, struct ht_delta *d, size_t more) HT_REQ
 static int take_pieces(struct ht_root *root, const struct ht_delta_writer *w, uint64_t *out_at)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_delta *d = root->deltas->open;
+    struct ht_delta *d = root->deltas.open;
     double most = root->latched.delta_max * (double)root->totals.elements;
 
     for (unsigned i = 0; i < w->pieces; i++)
         d->changed += w->piece[i].count;
-    if ((double)d->changed > most)
+    if ((double)d->changed > most) {
+        ht_opt_delta_give_up(root);
         return -EFBIG;
+    }
     if (!has_room(root->o, d, w->pieces))
         return -ENOMEM;
     *out_at = d->bytes;
@@ -200,7 +199,7 @@ static void write_pieces(struct ht_optim *o, struct ht_delta_writer *w)
     if (!rc)
         rc = take_pieces(w->root, w, &at);
     if (!rc)
-        obj = ht_obj_ref(w->root->deltas->open->obj);
+        obj = ht_obj_ref(w->root->deltas.open->obj);
     unlock(o);
     if (obj)
         rc = ht_opt_write_all(obj, at, w->bytes, w->used);
@@ -274,7 +273,7 @@ static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES
 /* The delta of the step as its updates have noted it. NULL: there is none. Releases the lock in between. */
 static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
     struct ht_delta *d = s->recording && !s->open ? ht_opt_delta_new(root->o) : s->open;
     int rc = d ? 0 : -ENODATA;
 
@@ -298,9 +297,9 @@ static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPT
 
 void ht_opt_delta_end(struct ht_root *root)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
 
-    if (!s || !root->latched.delta) {
+    if (!root->latched.delta) {
         ht_opt_delta_cut(root);
         return;
     }
@@ -314,6 +313,7 @@ void ht_opt_delta_end(struct ht_root *root)
         d = NULL;
     }
     bool whole = !d;
+    s->backoff = d ? 0 : s->backoff;
     d = d ? d : ht_opt_delta_new(root->o);
     if (!d) {
         ht_opt_delta_cut(root);

@@ -16,11 +16,11 @@ int ht_optim_delta_steps(struct ht_optim *o, uint64_t id, struct ht_delta_steps 
 {
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    const struct ht_deltas *s = root && root->exists ? root->deltas : NULL;
     int rc = root && root->exists ? 0 : -ENOENT;
     *out = (struct ht_delta_steps){0};
-    if (s && s->count)
-        *out = (struct ht_delta_steps){s->kept[0]->step, s->kept[s->count - 1]->step};
+    if (!rc && root->deltas.count)
+        *out = (struct ht_delta_steps){ht_list_entry(root->deltas.kept.next, struct ht_delta, of_root)->step,
+                                       ht_list_entry(root->deltas.kept.prev, struct ht_delta, of_root)->step};
     unlock(o);
     return rc;
 }
@@ -29,9 +29,11 @@ static struct ht_delta *find_delta(struct ht_optim *o, uint64_t id, uint64_t ste
 {
     const struct ht_root *root = ht_opt_root_find(o, id);
 
-    for (size_t i = 0; root && root->exists && root->deltas && i < root->deltas->count; i++)
-        if (root->deltas->kept[i]->step == step)
-            return root->deltas->kept[i];
+    if (!root || !root->exists)
+        return NULL;
+    ht_list_for_each_entry(d, &root->deltas.kept, struct ht_delta, of_root)
+        if (d->step == step)
+            return d;
     return NULL;
 }
 

@@ -323,10 +323,9 @@ TEST(a_delta_takes_at_most_seven_bytes_for_an_element)
     ck_assert_uint_eq(steps().first, 3);
     uint64_t content = 0;
     lock(w.o);
-    const struct ht_deltas *s = ht_opt_root_find(w.o, ROOT)->deltas;
-    for (size_t i = 0; i < s->count; i++) {
-        ck_assert_uint_le(s->kept[i]->bytes, 7 * s->kept[i]->changed);
-        content += s->kept[i]->bytes;
+    ht_list_for_each_entry(d, &ht_opt_root_find(w.o, ROOT)->deltas.kept, const struct ht_delta, of_root) {
+        ck_assert_uint_le(d->bytes, 7 * d->changed);
+        content += d->bytes;
     }
     unlock(w.o);
     ck_assert_uint_gt(content, 0);
@@ -355,6 +354,30 @@ TEST(a_step_that_changes_too_much_is_whole_and_the_next_one_is_not)
     }
     ck_assert_uint_eq(reader.wholes, 3);
     free(g);
+}
+
+/* A model of which each step changes all is noted in one of 16 steps, until one changes less. */
+TEST(steps_that_change_too_much_are_noted_seldom)
+{
+    open_with_param("sgd lr=0.5 delta=on delta_max=0.01", 2, 3000);
+    struct ht_optim_config c = fixture_config("sgd lr=0.5 delta=on delta_max=1");
+    unsigned noted = 0;
+
+    for (unsigned step = 1; step <= 100; step++) {
+        lock(w.o);
+        noted += !ht_opt_root_find(w.o, ROOT)->deltas.skips;
+        unlock(w.o);
+        fixture_send(&w, 0, step, 0);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(base_of(step), 0);
+    }
+    ck_assert_uint_eq(noted, 11); /* the first, which has no base; 2, 3, 5, 9, 17; and each 16th */
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
+    for (unsigned step = 101; step <= 110; step++) {
+        fixture_send(&w, 0, step, 0);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(base_of(step), step - 1);
+    }
 }
 
 TEST(the_words_bound_what_is_kept)
