@@ -8,11 +8,11 @@
 
 enum { SKIPS_MAX = 15 };
 
-void ht_opt_delta_count_heap(struct ht_optim *o, struct ht_delta *d)
+void ht_opt_delta_count_heap(struct ht_delta *d)
 {
     uint64_t bytes = sizeof(*d) + d->pieces_max * sizeof(*d->piece) + d->params * sizeof(*d->param);
 
-    o->delta_heap_bytes += bytes - d->heap_bytes;
+    d->o->delta_heap_bytes += bytes - d->heap_bytes;
     d->heap_bytes = bytes;
 }
 
@@ -22,18 +22,19 @@ struct ht_delta *ht_opt_delta_new(struct ht_optim *o)
 
     if (!d)
         return NULL;
+    d->o = o;
     d->refs = 1;
     ht_list_init(&d->of_root);
-    ht_opt_delta_count_heap(o, d);
+    ht_opt_delta_count_heap(d);
     return d;
 }
 
-void ht_opt_delta_put(struct ht_optim *o, struct ht_delta *d)
+void ht_opt_delta_put(struct ht_delta *d)
 {
     if (!d || --d->refs)
         return;
-    o->deltas_lost -= d->lost;
-    o->delta_heap_bytes -= d->heap_bytes;
+    d->o->deltas_lost -= d->lost;
+    d->o->delta_heap_bytes -= d->heap_bytes;
     ht_obj_put(d->obj);
     free(d->piece);
     free(d->param);
@@ -57,7 +58,7 @@ void ht_opt_delta_opens(struct ht_root *root)
 
 void ht_opt_delta_lose(struct ht_root *root)
 {
-    ht_opt_delta_put(root->o, root->deltas.open);
+    ht_opt_delta_put(root->deltas.open);
     root->deltas.open = NULL;
     root->deltas.recording = false;
 }
@@ -80,7 +81,7 @@ static void drop_oldest(struct ht_root *root, size_t keep) HT_REQUIRES(HT_LOCK_O
         ht_list_del(&d->of_root);
         d->lost = d->refs > 1;
         root->o->deltas_lost += d->lost;
-        ht_opt_delta_put(root->o, d);
+        ht_opt_delta_put(d);
     }
 }
 

@@ -20,7 +20,7 @@
 #define HITRAIN_OPTIM_STATE_DELTA_H
 
 #include "tiering/base/list.h"
-#include "optim/rules/config.h"
+#include "optim/optim.h"
 
 struct ht_obj;
 struct ht_optim;
@@ -38,13 +38,13 @@ struct ht_delta_piece {
 
 /* A parameter of which something changed. */
 struct ht_delta_param {
-    uint64_t oid, elements, changed;
+    struct ht_delta_change of;
     size_t piece, pieces; /* its first one, and how many */
-    uint8_t dtype;        /* of the values */
 };
 
 /* Of one step. It does not change after the boundary. */
 struct ht_delta {
+    struct ht_optim *o;
     struct ht_list of_root;
     unsigned refs HT_GUARDED_BY(HT_LOCK_OPTIM);
     uint64_t step, lineage;
@@ -91,9 +91,9 @@ void ht_opt_delta_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_delta_keep(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* With one reference; NULL: no memory. */
 struct ht_delta *ht_opt_delta_new(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_delta_put(struct ht_optim *o, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_delta_put(struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* One of its arrays may have another size now. */
-void ht_opt_delta_count_heap(struct ht_optim *o, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_delta_count_heap(struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Bytes of all kept ones: content and memory. */
 uint64_t ht_opt_delta_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The store is full (tiering/api/participant.h): roots give up their oldest deltas. Returns how many bytes. */

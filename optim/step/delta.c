@@ -157,11 +157,11 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
-static bool has_room(struct ht_optim *o, struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
+static bool has_room(struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + more, sizeof(*d->piece));
 
-    ht_opt_delta_count_heap(o, d);
+    ht_opt_delta_count_heap(d);
     return rc == 0;
 }
 
@@ -178,7 +178,7 @@ static int take_pieces(struct ht_root *root, const struct ht_delta_writer *w, ui
         ht_opt_delta_give_up(root);
         return -EFBIG;
     }
-    if (!has_room(root->o, d, w->pieces))
+    if (!has_room(d, w->pieces))
         return -ENOMEM;
     *out_at = d->bytes;
     for (unsigned i = 0; i < w->pieces; i++) {
@@ -248,10 +248,10 @@ static int sort_pieces(struct ht_delta *d)
     for (size_t i = 0; i < d->pieces; i++) {
         struct ht_delta_piece *piece = &d->piece[i];
         if (!i || piece->oid != piece[-1].oid)
-            d->param[d->params++] = (struct ht_delta_param){.oid = piece->oid, .piece = i};
+            d->param[d->params++] = (struct ht_delta_param){.of.oid = piece->oid, .piece = i};
         struct ht_delta_param *p = &d->param[d->params - 1];
-        piece->before = p->changed;
-        p->changed += piece->count;
+        piece->before = p->of.changed;
+        p->of.changed += piece->count;
         p->pieces++;
     }
     return 0;
@@ -261,11 +261,13 @@ static int sort_pieces(struct ht_delta *d)
 static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     for (size_t i = 0; i < d->params; i++) {
-        const struct ht_param *p = ht_opt_param_find(root->o, d->param[i].oid);
+        struct ht_delta_change *of = &d->param[i].of;
+        const struct ht_param *p = ht_opt_param_find(root->o, of->oid);
         if (!p || p->gone || !p->cur.exists)
             return -ESTALE;
-        d->param[i].elements = p->cur.elements;
-        d->param[i].dtype = p->cur.dtype == HT_DTYPE_F32 && d->bf16 ? HT_DTYPE_BF16 : p->cur.dtype;
+        of->elements = p->cur.elements;
+        of->dtype = p->cur.dtype == HT_DTYPE_F32 && d->bf16 ? HT_DTYPE_BF16 : p->cur.dtype;
+        of->index_bytes = of->elements > (uint64_t)INT32_MAX + 1 ? 8 : 4;
     }
     return 0;
 }
@@ -288,10 +290,10 @@ static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPT
     if (!rc)
         rc = describe_params(root, d);
     if (!rc) {
-        ht_opt_delta_count_heap(root->o, d);
+        ht_opt_delta_count_heap(d);
         return d;
     }
-    ht_opt_delta_put(root->o, d);
+    ht_opt_delta_put(d);
     return NULL;
 }
 
@@ -309,7 +311,7 @@ void ht_opt_delta_end(struct ht_root *root)
     bool based = s->based;
     struct ht_delta *d = based ? take_noted(root) : NULL;
     if (based && !s->based) { /* cut in between */
-        ht_opt_delta_put(root->o, d);
+        ht_opt_delta_put(d);
         d = NULL;
     }
     bool whole = !d;
