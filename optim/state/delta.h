@@ -65,7 +65,6 @@ struct ht_delta {
 struct ht_deltas {
     bool based;             /* lineage and edits are those at the end of the last step */
     bool recording;         /* updates of the open step note what they change in `open` */
-    bool making;            /* a worker makes its object */
     uint8_t skips, backoff; /* steps that note nothing, now and after the next one that changes too much */
     uint8_t count;          /* of kept */
     uint64_t lineage, edits;

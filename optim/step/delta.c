@@ -120,22 +120,15 @@ void ht_opt_delta_note(struct ht_worker *w, const struct ht_param *p, uint64_t f
 
 /* ------------------------------------------------------ the object of a step */
 
-/* Makes it. Releases the lock in between. */
+/* Makes it, if no other worker does. Releases the lock in between. */
 static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_deltas *s = &root->deltas;
     struct ht_optim *o = root->o;
     struct ht_obj *obj = NULL;
 
-    while (s->making)
-        wait_changed(o);
-    if (!s->recording)
-        return -ESTALE;
-    if (!s->open)
-        s->open = ht_opt_delta_new(o);
-    if (!s->open || s->open->obj)
-        return s->open ? 0 : -ENOMEM;
-    s->making = true;
+    if (!s->recording || s->open)
+        return s->recording ? 0 : -ESTALE;
     unlock(o);
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(o->store),
@@ -146,23 +139,14 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!rc)
         ht_obj_delete(obj, NULL);
     lock(o);
-    s->making = false;
-    notify_changed(o);
-    if (!rc && (!s->recording || !s->open)) { /* the chain was cut meanwhile */
+    struct ht_delta *d = rc || !s->recording || s->open ? NULL : ht_opt_delta_new(o);
+    if (d) {
+        d->obj = obj;
+        s->open = d;
+    } else {
         ht_obj_put(obj);
-        return -ESTALE;
     }
-    if (!rc)
-        s->open->obj = obj;
-    return rc;
-}
-
-static bool has_room(struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + more, sizeof(*d->piece));
-
-    ht_opt_delta_count_heap(d);
-    return rc == 0;
+    return s->open ? 0 : rc ? rc : -ESTALE;
 }
 
 /* Gives the pieces places in the object. -EFBIG: the step changes too much. */
@@ -178,8 +162,10 @@ static int take_pieces(struct ht_root *root, const struct ht_delta_writer *w, ui
         ht_opt_delta_give_up(root);
         return -EFBIG;
     }
-    if (!has_room(d, w->pieces))
-        return -ENOMEM;
+    int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + w->pieces, sizeof(*d->piece));
+    ht_opt_delta_count_heap(d);
+    if (rc)
+        return rc;
     *out_at = d->bytes;
     for (unsigned i = 0; i < w->pieces; i++) {
         d->piece[d->pieces] = w->piece[i];
