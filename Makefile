@@ -76,8 +76,9 @@
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
 ##              devices, of equal and of different speed; 6 minutes. REDO=1: only steps that are durable by their gradients,
 ##              and a second store that follows them; 14 minutes with RUNS=1. FORMS=1: only state of 32, 16 and 8 bits, and Muon;
-##              4 minutes. BEFORE=PATH: only steps of this build beside those of another tree in which make has run, by turns;
-##              with REDO=1 steps that a mount computes again. ELEMENTS=16777216: faster
+##              4 minutes. DELTAS=1: only steps with and without deltas; 6 minutes with RUNS=1. BEFORE=PATH: only steps of this build
+##              beside those of another tree in which make has run, by turns; with REDO=1 steps that a mount computes again.
+##              ELEMENTS=16777216: faster
 ##   bench-overlap
 ##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
 ##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl
@@ -492,12 +493,12 @@ bench_needs_plan := bench/replay bench/bench_planner
 bench_needs_recovery := bench/recovery_maker
 bench_needs_space := bench/bench_codec
 bench_needs_step := bench/step_client
-# RUNS=3 is --runs=3 of the script; DEVICES=2, REDO=1 and FORMS=1 are words without a value.
+# RUNS=3 is --runs=3 of the script; DEVICES=2, REDO=1, FORMS=1 and DELTAS=1 are words without a value.
 bench_knobs := RUNS:runs STEPS:steps ELEMENTS:elements AGAINST:against BEFORE:before DEVICE:device DTYPE:dtype WIDTH:width \
 	BLOCKS:layers LIMIT:limit ONLY:only JOBS:jobs SEGMENTS:segments
 knob_of = $(firstword $(subst :, ,$(1)))
 bench_args = $(foreach k,$(bench_knobs),$(if $($(call knob_of,$(k))),'--$(lastword $(subst :, ,$(k)))=$($(call knob_of,$(k)))')) \
-	$(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(FORMS),--forms)
+	$(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(FORMS),--forms) $(if $(DELTAS),--deltas)
 # A new make, because the installed packages decide how everything is linked.
 bench-%:
 	@tests/tools/deps.sh $(bench_deps_$*)

@@ -162,9 +162,8 @@ class Store:
         """Gradients that are not all the same, spread over so many seconds, and the boundary. Returns its seconds."""
         began = time.monotonic()
         hidden = self.point / 'model/.hitrain'
-        piece = (number * 0.001).hex().encode().ljust(16, b'\0')[:8].replace(b'\0', b' ')
-        gradient = memoryview(piece * (MIB // 8))
         for n in range(self.files):
+            gradient = self.gradient(number, n)
             fd = os.open(hidden / f'grad/p{n:02}', os.O_WRONLY)
             size = self.elements // self.files * self.element_bytes
             for at in range(0, size, MIB):
@@ -176,6 +175,11 @@ class Store:
         began = time.monotonic()
         self.command('step')
         return time.monotonic() - began
+
+    def gradient(self, number, n):
+        """A MiB for the n-th file."""
+        piece = (number * 0.001).hex().encode().ljust(16, b'\0')[:8].replace(b'\0', b' ')
+        return memoryview(piece * (MIB // 8))
 
     def gradient_written(self, n):
         """Of the n-th file."""
@@ -315,7 +319,7 @@ def tell_pairs(results):
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
-    p.add_argument('--elements', type=int, help=f'parameters, in {FILES} files (96 Mi; with --forms 32 Mi)')
+    p.add_argument('--elements', type=int, help=f'parameters, in {FILES} files (96 Mi; with --forms or --deltas 32 Mi)')
     p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
     p.add_argument('--devices', action='store_true', help='only stores of two devices')
@@ -323,10 +327,11 @@ def parse_args():
     p.add_argument('--redo', action='store_true', help='only steps that are durable by their gradients (redo=on)')
     p.add_argument('--follow', action='store_true', help='of these only a second store that follows them')
     p.add_argument('--forms', action='store_true', help='only AdamW with state of 32, 16 and 8 bits, and Muon')
+    p.add_argument('--deltas', action='store_true', help='only steps with and without deltas')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     p.add_argument('--before', type=pathlib.Path, help='only steps of this build beside those of another one, which lies there')
     args = p.parse_args()
-    args.elements = args.elements or (32 if args.forms else 96) * MIB
+    args.elements = args.elements or (32 if args.forms or args.deltas else 96) * MIB
     return args
 
 
@@ -380,6 +385,10 @@ def main():
     if args.forms:
         import step_forms  # it uses this file
         step_forms.main(args, folder, out.with_name('step_forms.jsonl'))
+        return
+    if args.deltas:
+        import step_deltas  # it uses this file
+        step_deltas.main(args, folder, out.with_name('step_deltas.jsonl'))
         return
     if args.before:
         import step_before  # it uses this file

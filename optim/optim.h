@@ -135,6 +135,7 @@ struct ht_root_stat {
     uint64_t logged_steps;                    /* of the durable ones: those since the last full step */
     uint64_t logged_bytes;                    /* of these, and of those that are kept for readers */
     uint64_t delta_bytes;                     /* of deltas that can be read: in the store, and of memory */
+    uint64_t delta_lineage;                   /* of the last delta, or of the model that none leads from */
     uint64_t redo_reserved_bytes;             /* set aside for the steps until the next full one */
     uint64_t replay_steps, replay_steps_left; /* logged steps that are computed again, and those to come */
     uint64_t replay_seconds_left;             /* an estimate; 0 until one step has ended */
@@ -412,28 +413,28 @@ struct ht_delta_steps {
 };
 int ht_optim_delta_steps(struct ht_optim *o, uint64_t root, struct ht_delta_steps *out) HT_MUST_CHECK;
 /* The changes of a step. They stay readable while it is open, and do not change. -ENOENT: there are none. */
-struct ht_optim_delta;
-int ht_optim_delta_open(struct ht_optim *o, uint64_t root, uint64_t step, struct ht_optim_delta **out) HT_MUST_CHECK;
-void ht_optim_delta_close(struct ht_optim_delta *d);
+struct ht_delta;
+int ht_optim_delta_open(struct ht_optim *o, uint64_t root, uint64_t step, struct ht_delta **out) HT_MUST_CHECK;
+void ht_optim_delta_close(struct ht_delta *d);
 struct ht_delta_stat {
     uint64_t step, base_step; /* base 0: no delta leads to this step; readers take the whole model */
     uint64_t lineage;         /* deltas of two lineages are of two histories */
     size_t params;            /* that have changed */
 };
-void ht_optim_delta_stat(const struct ht_optim_delta *d, struct ht_delta_stat *out);
+void ht_optim_delta_stat(const struct ht_delta *d, struct ht_delta_stat *out);
 /* The parameter number i of these. */
 struct ht_delta_change {
     uint64_t oid, elements, changed;
     uint8_t dtype;       /* of values */
     uint8_t index_bytes; /* of an index: 4, or 8 */
 };
-void ht_optim_delta_change(const struct ht_optim_delta *d, size_t i, struct ht_delta_change *out);
+const struct ht_delta_change *ht_optim_delta_change(const struct ht_delta *d, size_t i);
 /*
- * Bytes of its indices (ascending, little-endian) or its values, of all that have changed one after the other. Reads up
- * to len at off; short only at the end. WAITS for a device.
+ * Bytes of its values, or of its indices (ascending, little-endian), of all that have changed one after the other.
+ * Reads up to len at off; short only at the end. WAITS for a device.
  */
-ssize_t ht_optim_delta_indices(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
-ssize_t ht_optim_delta_values(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+ssize_t ht_optim_delta_read(const struct ht_delta *d, size_t i, bool values, uint64_t off, void *buf,
+                            size_t len) HT_MUST_CHECK;
 
 /* --------------------------------------------------------------- steering */
 

@@ -13,17 +13,15 @@
 
 enum { ALIGN_BYTES = 8, SHAPE_TEXT_MAX = 512 };
 
-/* Tensors of a file lie in this order, so that each is aligned. */
-enum order { WIDE_INDICES, INDICES, VALUES_4, VALUES_2, ORDERS };
-
 struct tensor {
+    const struct ht_delta_change *of;
     size_t param;
     bool values;
     uint64_t at, end; /* from the end of the header on */
 };
 
 struct ht_delta_file {
-    struct ht_optim_delta *delta;
+    struct ht_delta *delta;
     struct tensor *tensor;
     size_t tensors;
     char *header; /* with its length before it */
@@ -61,38 +59,24 @@ static int check_name(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
 
 /* ------------------------------------------------------------------ header */
 
-static enum order order_of(const struct ht_delta_change *p, bool values)
+static const char *word_of(const struct tensor *t)
 {
-    if (values)
-        return p->dtype == HT_DTYPE_F32 ? VALUES_4 : VALUES_2;
-    return p->index_bytes == 8 ? WIDE_INDICES : INDICES;
+    if (!t->values)
+        return t->of->index_bytes == 8 ? "I64" : "I32";
+    return t->of->dtype == HT_DTYPE_F32 ? "F32" : t->of->dtype == HT_DTYPE_BF16 ? "BF16" : "F16";
 }
 
-static unsigned bytes_of(const struct ht_delta_change *p, bool values)
-{
-    return values ? ht_dtype_trained_bytes(p->dtype) : p->index_bytes;
-}
-
-static const char *word_of(const struct ht_delta_change *p, bool values)
-{
-    if (!values)
-        return p->index_bytes == 8 ? "I64" : "I32";
-    return p->dtype == HT_DTYPE_F32 ? "F32" : p->dtype == HT_DTYPE_BF16 ? "BF16" : "F16";
-}
-
-/* Where each tensor lies. */
+/* Where each tensor lies: those of long elements first, so that each is aligned. */
 static void place_tensors(struct ht_delta_file *f, size_t params)
 {
     uint64_t at = 0;
 
-    for (enum order order = 0; order < ORDERS; order++)
+    for (unsigned bytes = 8; bytes >= 2; bytes /= 2)
         for (size_t i = 0; i < 2 * params; i++) {
-            struct ht_delta_change p;
-            ht_optim_delta_change(f->delta, i / 2, &p);
-            if (order_of(&p, i & 1) != order)
+            struct tensor t = {ht_optim_delta_change(f->delta, i / 2), i / 2, i & 1, at, at};
+            if ((t.values ? ht_dtype_trained_bytes(t.of->dtype) : t.of->index_bytes) != bytes)
                 continue;
-            struct tensor t = {.param = i / 2, .values = i & 1, .at = at};
-            at = t.end = at + p.changed * bytes_of(&p, t.values);
+            at = t.end += t.of->changed * bytes;
             f->tensor[f->tensors++] = t;
         }
 }
@@ -109,29 +93,6 @@ static void put_shape(struct ht_ctl *c, struct ht_json *j, const char *name, con
     for (unsigned i = 0; i < shape.count; i++)
         ht_json_u64(j, NULL, shape.dim[i]);
     ht_json_end(j);
-}
-
-/* The shapes of the parameters that changed, as JSON; the caller frees it. */
-static int shapes_of(struct ht_ctl *c, const struct ht_delta_file *f, char *const *names, size_t params, char **out)
-{
-    size_t len;
-    FILE *to = open_memstream(out, &len);
-    struct ht_json j;
-
-    if (!to)
-        return -ENOMEM;
-    ht_json_init_lines(&j, to);
-    ht_json_object(&j, NULL);
-    for (size_t i = 0; i < params; i++) {
-        struct ht_delta_change p;
-        ht_optim_delta_change(f->delta, i, &p);
-        put_shape(c, &j, names[i], &p);
-    }
-    ht_json_end(&j);
-    if (fclose(to))
-        return -ENOMEM;
-    (*out)[strcspn(*out, "\n")] = '\0'; /* the end of the line */
-    return 0;
 }
 
 static void put_number(struct ht_json *j, const char *key, uint64_t value)
@@ -155,17 +116,15 @@ static void put_metadata(struct ht_json *j, const struct ht_delta_stat *st, cons
     ht_json_end(j);
 }
 
-static void put_tensor(struct ht_json *j, const struct ht_delta_file *f, const struct tensor *t, const char *name)
+static void put_tensor(struct ht_json *j, const struct tensor *t, const char *name)
 {
     char key[PATH_MAX + 16];
-    struct ht_delta_change p;
 
-    ht_optim_delta_change(f->delta, t->param, &p);
     snprintf(key, sizeof(key), "%s.%s", name, t->values ? "values" : "indices");
     ht_json_object(j, key);
-    ht_json_str(j, "dtype", word_of(&p, t->values));
+    ht_json_str(j, "dtype", word_of(t));
     ht_json_array(j, "shape");
-    ht_json_u64(j, NULL, p.changed);
+    ht_json_u64(j, NULL, t->of->changed);
     ht_json_end(j);
     ht_json_array(j, "data_offsets");
     ht_json_u64(j, NULL, t->at);
@@ -174,70 +133,78 @@ static void put_tensor(struct ht_json *j, const struct ht_delta_file *f, const s
     ht_json_end(j);
 }
 
-static int make_header(struct ht_ctl *c, struct ht_delta_file *f, const struct ht_delta_stat *st, char *const *names)
+static int make_header(struct ht_delta_file *f, const struct ht_delta_stat *st, char *const *names, const char *shapes)
 {
+    FILE *to = open_memstream(&f->header, &f->header_bytes);
+    ht_le64 length = {{0}};
     struct ht_json j;
-    char *shapes = NULL;
-    int rc = shapes_of(c, f, names, st->params, &shapes);
-    FILE *to = rc ? NULL : open_memstream(&f->header, &f->header_bytes);
 
-    if (to) {
-        ht_le64 length = {{0}};
-        fwrite(&length, sizeof(length), 1, to);
-        ht_json_init_lines(&j, to);
-        ht_json_object(&j, NULL);
-        put_metadata(&j, st, shapes);
-        for (size_t i = 0; i < f->tensors; i++)
-            put_tensor(&j, f, &f->tensor[i], names[f->tensor[i].param]);
-        ht_json_end(&j);
-        fprintf(to, "%*s", ALIGN_BYTES, ""); /* cut below */
-        rc = fclose(to) ? -ENOMEM : 0;
-        f->header_bytes = f->header_bytes / ALIGN_BYTES * ALIGN_BYTES;
-        ht_le64_store(&length, f->header_bytes - sizeof(length));
-        if (!rc)
-            memcpy(f->header, &length, sizeof(length));
-    } else if (!rc) {
-        rc = -ENOMEM;
-    }
-    free(shapes);
-    return rc;
+    if (!to)
+        return -ENOMEM;
+    fwrite(&length, sizeof(length), 1, to);
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    put_metadata(&j, st, shapes);
+    for (size_t i = 0; i < f->tensors; i++)
+        put_tensor(&j, &f->tensor[i], names[f->tensor[i].param]);
+    ht_json_end(&j);
+    fprintf(to, "%*s", ALIGN_BYTES, ""); /* cut below */
+    if (fclose(to))
+        return -ENOMEM;
+    f->header_bytes = f->header_bytes / ALIGN_BYTES * ALIGN_BYTES;
+    ht_le64_store(&length, f->header_bytes - sizeof(length));
+    memcpy(f->header, &length, sizeof(length));
+    return 0;
 }
 
 /* -------------------------------------------------------------------- life */
 
-static int find_names(struct ht_ctl *c, uint64_t root, const struct ht_delta_file *f, size_t params,
-                      const struct ht_caller *caller, char **names)
+/* Names and shapes of the parameters that changed. */
+static int name_params(struct ht_ctl *c, uint64_t root, const struct ht_delta_file *f, size_t params,
+                       const struct ht_caller *caller, char **names, FILE *shapes)
 {
     char name[PATH_MAX];
+    struct ht_json j;
     int rc = 0;
 
+    ht_json_init_lines(&j, shapes);
+    ht_json_object(&j, NULL);
     for (size_t i = 0; i < params && !rc; i++) {
-        struct ht_delta_change p;
-        ht_optim_delta_change(f->delta, i, &p);
-        rc = name_of(c, root, p.oid, name);
+        const struct ht_delta_change *p = ht_optim_delta_change(f->delta, i);
+        rc = name_of(c, root, p->oid, name);
         if (!rc && caller)
-            rc = check_name(c, root, p.oid, name, caller);
+            rc = check_name(c, root, p->oid, name, caller);
         if (!rc && !(names[i] = strdup(name)))
             rc = -ENOMEM;
+        if (!rc)
+            put_shape(c, &j, name, p);
     }
+    ht_json_end(&j);
     return rc;
 }
 
 static int describe(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_delta_file *f)
 {
     struct ht_delta_stat st;
+    char *shapes = NULL;
+    size_t len;
 
     ht_optim_delta_stat(f->delta, &st);
     char **names = calloc(st.params + 1, sizeof(*names));
+    FILE *to = open_memstream(&shapes, &len);
     f->tensor = calloc(2 * st.params + 1, sizeof(*f->tensor));
-    int rc = names && f->tensor ? find_names(c, root, f, st.params, caller, names) : -ENOMEM;
+    int rc = names && to && f->tensor ? name_params(c, root, f, st.params, caller, names, to) : -ENOMEM;
+    if (to && fclose(to) && !rc)
+        rc = -ENOMEM;
     if (!rc) {
+        shapes[strcspn(shapes, "\n")] = '\0'; /* the end of the line */
         place_tensors(f, st.params);
-        rc = make_header(c, f, &st, names);
+        rc = make_header(f, &st, names, shapes);
     }
     for (size_t i = 0; names && i < st.params; i++)
         free(names[i]);
     free(names);
+    free(shapes);
     return rc;
 }
 
@@ -297,8 +264,7 @@ static ssize_t read_part(struct ht_delta_file *f, uint64_t off, void *buf, size_
     }
     off -= f->header_bytes;
     const struct tensor *t = find_tensor(f, off);
-    ssize_t n = t->values ? ht_optim_delta_values(f->delta, t->param, off - t->at, buf, len)
-                          : ht_optim_delta_indices(f->delta, t->param, off - t->at, buf, len);
+    ssize_t n = ht_optim_delta_read(f->delta, t->param, t->values, off - t->at, buf, len);
     return n ? n : -EIO;
 }
 

@@ -194,6 +194,7 @@ static const struct row rows[] = {
     ROOT("redo_reserved_bytes", GAUGE, root.redo_reserved_bytes,
          "Space reserved for the gradients of the steps until the next full one."),
     ROOT("delta_bytes", GAUGE, root.delta_bytes, "Bytes of the changes that the last steps left for readers."),
+    ROOT("delta_lineage", IS_SET, root.delta_lineage, "1. As an attribute, the lineage of these changes."),
     ROOT("replay_steps", GAUGE, root.replay_steps, "Logged steps that are being computed again."),
     ROOT("replay_steps_left", GAUGE, root.replay_steps_left, "Of these, the steps to come."),
     ROOT("replay_seconds_left", GAUGE, root.replay_seconds_left,

@@ -10,7 +10,7 @@
 
 #include <hitrain/words.h>
 
-enum { PIECE_BYTES = 1 << 20 };
+enum { PIECE_BYTES = 64 << 10 };
 
 /* The number of a step, which is the name of its file. */
 static bool is_number(const char *text)
@@ -43,16 +43,14 @@ static void explain_missing(const char *root, const char *step)
 
 static int copy_out(int fd, const char *path)
 {
-    char *buf = malloc(PIECE_BYTES);
-    ssize_t n = 0;
+    char buf[PIECE_BYTES];
+    ssize_t n;
 
-    while (buf && (n = read(fd, buf, PIECE_BYTES)) > 0)
-        if (fwrite(buf, 1, (size_t)n, stdout) != (size_t)n)
-            break;
-    int rc = !buf ? -ENOMEM : n < 0 ? -errno : 0;
-    free(buf);
-    if (rc)
-        return ht_cmd_explain(path, rc);
+    do
+        n = read(fd, buf, sizeof(buf));
+    while (n > 0 && fwrite(buf, 1, (size_t)n, stdout) == (size_t)n);
+    if (n < 0)
+        return ht_cmd_explain(path, -errno);
     if (n > 0 || fflush(stdout)) {
         ht_error("standard output: %s", strerror(errno));
         return -EIO;

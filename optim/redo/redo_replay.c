@@ -17,6 +17,7 @@
  * A client may have passed all checks before an abort begins, and give a parameter another size only in the replay.
  * Then the replay fails, everything goes back to the full step again, and a second replay follows.
  */
+#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/base/sparse.h"
@@ -510,6 +511,7 @@ static int take_turn(struct replay *w, const struct turn *next)
     lock(root->o);
     int drained = ht_opt_drain(root);
     rc = rc ? rc : drained;
+    assert(!root->update_bytes); /* else workers would take turns near its limit */
     for (uint64_t i = 0; !rc && i < w->now->s.params; i++)
         rc = w->param[i] && !w->param[i]->gone && any_halfway(w->param[i]) ? -EUCLEAN : 0;
     if (!rc && counts_steps(w))

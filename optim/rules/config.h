@@ -24,8 +24,8 @@ struct ht_matrix {
     uint32_t rows, columns, count, block_rows;
 };
 
+/* Fields lie so that none is padded: a root has three of these, in the memory that a replay of roots has. */
 struct ht_optim_config {
-    enum ht_rule_id rule;
     double lr, eps, weight_decay, momentum, lr_decay; /* those its rule has */
     union {
         double beta1, ns_a; /* ns_: of Newton-Schulz */
@@ -36,30 +36,31 @@ struct ht_optim_config {
     union {
         double dampening, ns_c;
     };
+    enum ht_rule_id rule;
     bool nesterov, maximize;
     uint8_t state_bits;      /* in which state is kept: 32, 16 or 8; default 32 */
     uint32_t state_bits_min; /* parameters of fewer elements keep 32; default 4096 */
     double grad_scale;       /* gradients come multiplied by it (loss scaling) */
     double max_grad_norm;    /* clip the whole step's gradient to it; 0: no */
-    bool skip_nonfinite;     /* a step with a NaN or infinity in its gradients changes nothing */
     uint32_t accumulate;     /* gradients of each element that make one step; default 1 */
     bool accumulate_mean;    /* their sum is divided by that number */
+    bool skip_nonfinite;     /* a step with a NaN or infinity in its gradients changes nothing */
     bool partial;            /* a boundary may come while parameters are partly covered */
     uint32_t durable_every;  /* steps; default 1 */
     uint32_t retain;         /* kept steps without names of their own: at most so many; 0: commits keep none */
     uint32_t retain_every;   /* a commit keeps its step if it is the first from a multiple of this on; default 1 */
-    bool retain_must;        /* a commit that cannot keep its step fails */
     uint32_t redo_keep;      /* logged steps that stay readable; default 0 */
+    bool retain_must;        /* a commit that cannot keep its step fails */
     bool delta;              /* steps leave the elements that they change (state/delta.h) */
     bool delta_bf16;         /* of f32 the elements whose rounding to bf16 changes */
     uint32_t delta_keep;     /* the last so many steps; default 8 */
     double delta_max;        /* unless a step changes more than this part of all elements; default 1/16 */
     bool redo;               /* a step is durable when its gradients are; every durable_every-th publishes all */
     bool frozen;             /* of a section (sections.h): its elements and state stay; in 8 bits it has whole blocks */
-    uint32_t missed;         /* of a section: so many steps of the parameter did not count for it */
-    uint32_t ns_steps;       /* of Newton-Schulz */
-    uint8_t adjust_lr;       /* enum ht_muon_adjust */
     bool ns_store;           /* the store orthogonalises */
+    uint8_t adjust_lr;       /* enum ht_muon_adjust */
+    uint32_t ns_steps;       /* of Newton-Schulz */
+    uint32_t missed;         /* of a section: so many steps of the parameter did not count for it */
     struct ht_muon_split muon_split;
     struct ht_matrix matrix; /* of a parameter or block of muon: no word, but from its shape */
 };

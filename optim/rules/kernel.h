@@ -123,8 +123,9 @@ typedef void (*ht_matmul_fn)(float *c, const float *a, size_t a_wide, const floa
 /*
  * Which of n elements of two arrays, of `bytes` (2 or 4) each, have other bits: place gets their numbers plus first, in
  * ascending order, and value their bytes in `is`. Returns how many. first + n is at most 65536; place and value have
- * room for n elements, and nothing is written behind the last one.
+ * room for n elements and HT_CHANGED_MORE, which may be written, too.
  */
+enum { HT_CHANGED_MORE = 8 };
 typedef size_t (*ht_changed_fn)(const void *was, const void *is, size_t bytes, size_t n, uint32_t first,
                                 uint16_t *place, void *value);
 /* n elements of f32, rounded to bf16. */

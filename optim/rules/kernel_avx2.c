@@ -97,25 +97,78 @@ static uint64_t stir_avx2(const struct ht_scalars *s, float *m, const void *g, u
         ht_kernels_scalar.stir(s, m + done, tail, dtype, u + done, n - done);
 }
 
-/* 32 bytes at a time, of which most have not changed. */
+/* Lanes that the bits of a number name, ascending, a byte each; then lane 0. */
+#define LANE(rest, bits, i) ((rest) * ((bits) >> (i)&1 ? 256 : 1) + ((bits) >> (i)&1 ? (i) : 0))
+#define LANES_OF(n) LANE(LANE(LANE(LANE(LANE(LANE(LANE(LANE(0ull, n, 7), n, 6), n, 5), n, 4), n, 3), n, 2), n, 1), n, 0)
+#define FOUR(n) LANES_OF(n), LANES_OF((n) + 1), LANES_OF((n) + 2), LANES_OF((n) + 3)
+#define SIXTEEN(n) FOUR(n), FOUR((n) + 4), FOUR((n) + 8), FOUR((n) + 12)
+#define SIXTY_FOUR(n) SIXTEEN(n), SIXTEEN((n) + 16), SIXTEEN((n) + 32), SIXTEEN((n) + 48)
+static const uint64_t lanes_of[256] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128), SIXTY_FOUR(192)};
+
+/* A bit for each of 8 elements of 4 bytes, or of 16 of 2 bytes, that differs. */
+HT_LANES_FN uint64_t differing(const uint8_t *was, const uint8_t *is, size_t bytes)
+{
+    __m256i a = _mm256_loadu_si256((const void *)was), b = _mm256_loadu_si256((const void *)is);
+
+    if (bytes == 4)
+        return 0xff & ~(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(a, b)));
+    __m256i same = _mm256_cmpeq_epi16(a, b);
+    __m128i packed = _mm_packs_epi16(_mm256_castsi256_si128(same), _mm256_extracti128_si256(same, 1));
+    return 0xffff & ~(uint32_t)_mm_movemask_epi8(packed);
+}
+
+/* Those of 8 elements that the bits name. */
+HT_LANES_FN void put_changed(uint8_t bits, const uint8_t *is, size_t bytes, size_t first, uint16_t *place,
+                             uint8_t *value)
+{
+    __m128i lane = _mm_cvtepu8_epi16(_mm_loadl_epi64((const void *)&lanes_of[bits]));
+
+    _mm_storeu_si128((void *)place, _mm_add_epi16(lane, _mm_set1_epi16((short)first)));
+    if (bytes == 4) {
+        __m256i all = _mm256_loadu_si256((const void *)is);
+        _mm256_storeu_si256((void *)value, _mm256_permutevar8x32_epi32(all, _mm256_cvtepu16_epi32(lane)));
+    } else {
+        __m128i both = _mm_add_epi16(_mm_mullo_epi16(lane, _mm_set1_epi16(0x202)), _mm_set1_epi16(0x100));
+        _mm_storeu_si128((void *)value, _mm_shuffle_epi8(_mm_loadu_si128((const void *)is), both));
+    }
+}
+
+enum { FEW = 4 };
+
+/* Up to FEW of 64 elements. No branch depends on how many. */
+HT_LANES_FN void put_few_changed(uint64_t differ, const uint8_t *is, size_t bytes, size_t first, uint16_t *place,
+                                 uint8_t *value)
+{
+#pragma GCC unroll 4
+    for (unsigned k = 0; k < FEW; k++, differ &= differ - 1) {
+        size_t at = _tzcnt_u64(differ) % 64;
+        place[k] = (uint16_t)(first + at);
+        memcpy(value + k * bytes, is + at * bytes, bytes);
+    }
+}
+
+/* 64 elements at a time, of which mostly few have changed. */
 HT_LANES_FN size_t changed_all(const uint8_t *was, const uint8_t *is, size_t bytes, size_t n, uint32_t first,
                                uint16_t *place, uint8_t *value)
 {
-    const uint32_t element = (1u << bytes) - 1;
     size_t per_load = sizeof(__m256i) / bytes, count = 0, i = 0;
 
-    for (; i + per_load <= n; i += per_load) {
-        __m256i a = _mm256_loadu_si256((const void *)(was + i * bytes));
-        __m256i b = _mm256_loadu_si256((const void *)(is + i * bytes));
-        __m256i same = bytes == 2 ? _mm256_cmpeq_epi16(a, b) : _mm256_cmpeq_epi32(a, b);
-        uint32_t differ = ~(uint32_t)_mm256_movemask_epi8(same);
-        while (differ) {
-            unsigned at = (unsigned)__builtin_ctz(differ);
-            size_t e = i + at / bytes;
-            differ &= ~(element << at);
-            place[count] = (uint16_t)(first + e);
-            memcpy(value + count++ * bytes, is + e * bytes, bytes);
+    for (; i + 64 <= n; i += 64) {
+        uint64_t differ = 0;
+#pragma GCC unroll 8
+        for (size_t k = 0; k < 64; k += per_load)
+            differ |= differing(was + (i + k) * bytes, is + (i + k) * bytes, bytes) << k;
+        size_t all = (size_t)__builtin_popcountll(differ), done = all > FEW ? 0 : all;
+        if (done == all)
+            put_few_changed(differ, is + i * bytes, bytes, first + i, place + count, value + count * bytes);
+#pragma GCC unroll 8
+        for (size_t k = 0; done < all && k < 64; k += 8) {
+            uint8_t bits = (uint8_t)(differ >> k);
+            put_changed(bits, is + (i + k) * bytes, bytes, first + i + k, place + count + done,
+                        value + (count + done) * bytes);
+            done += (size_t)__builtin_popcount(bits);
         }
+        count += all;
     }
     return changed_one_by_one(was, is, bytes, i, n, first, place, value, count);
 }

@@ -6,11 +6,13 @@
 #include "optim/state/delta.h"
 #include "optim/state/root.h"
 
-void ht_opt_delta_count_heap(struct ht_optim *o, struct ht_delta *d)
+enum { SKIPS_MAX = 15 };
+
+void ht_opt_delta_count_heap(struct ht_delta *d)
 {
     uint64_t bytes = sizeof(*d) + d->pieces_max * sizeof(*d->piece) + d->params * sizeof(*d->param);
 
-    o->delta_heap_bytes += bytes - d->heap_bytes;
+    d->o->delta_heap_bytes += bytes - d->heap_bytes;
     d->heap_bytes = bytes;
 }
 
@@ -20,98 +22,91 @@ struct ht_delta *ht_opt_delta_new(struct ht_optim *o)
 
     if (!d)
         return NULL;
+    d->o = o;
     d->refs = 1;
-    ht_opt_delta_count_heap(o, d);
+    ht_list_init(&d->of_root);
+    ht_opt_delta_count_heap(d);
     return d;
 }
 
-void ht_opt_delta_put(struct ht_optim *o, struct ht_delta *d)
+void ht_opt_delta_put(struct ht_delta *d)
 {
     if (!d || --d->refs)
         return;
-    o->deltas_lost -= d->lost;
-    o->delta_heap_bytes -= d->heap_bytes;
+    d->o->deltas_lost -= d->lost;
+    d->o->delta_heap_bytes -= d->heap_bytes;
     ht_obj_put(d->obj);
     free(d->piece);
     free(d->param);
     free(d);
 }
 
+void ht_opt_deltas_init(struct ht_root *root)
+{
+    ht_list_init(&root->deltas.kept);
+    root->deltas.lineage = ++root->o->last_step_number;
+}
+
 void ht_opt_delta_opens(struct ht_root *root)
 {
-    if (root->latched.delta && !root->deltas) {
-        root->deltas = calloc(1, sizeof(*root->deltas));
-        root->o->delta_heap_bytes += root->deltas ? sizeof(*root->deltas) : 0;
-    }
+    struct ht_deltas *s = &root->deltas;
+
     ht_opt_delta_lose(root); /* a step that had no update yet, and no gradient any more */
-    if (root->deltas)
-        root->deltas->recording = root->latched.delta && root->deltas->based && !root->decided;
+    s->recording = root->latched.delta && s->based && !root->decided && !s->skips;
+    s->skips -= s->skips > 0;
 }
 
 void ht_opt_delta_lose(struct ht_root *root)
 {
-    struct ht_deltas *s = root->deltas;
-
-    if (!s)
-        return;
-    ht_opt_delta_put(root->o, s->open);
-    s->open = NULL;
-    s->recording = false;
+    ht_opt_delta_put(root->deltas.open);
+    root->deltas.open = NULL;
+    root->deltas.recording = false;
 }
 
-/* The caller has its reference then. */
-static struct ht_delta *take_oldest(struct ht_deltas *s)
+void ht_opt_delta_give_up(struct ht_root *root)
 {
-    struct ht_delta *d = s->kept[0];
+    struct ht_deltas *s = &root->deltas;
 
-    memmove(s->kept, s->kept + 1, --s->count * sizeof(struct ht_delta *));
-    return d;
+    ht_opt_delta_lose(root);
+    s->skips = s->backoff;
+    s->backoff = s->backoff < SKIPS_MAX ? 2 * s->backoff + 1 : SKIPS_MAX;
 }
 
 static void drop_oldest(struct ht_root *root, size_t keep) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    while (root->deltas->count > keep) {
-        struct ht_delta *d = take_oldest(root->deltas);
+    struct ht_deltas *s = &root->deltas;
+
+    for (; s->count > keep; s->count--) {
+        struct ht_delta *d = ht_list_entry(s->kept.next, struct ht_delta, of_root);
+        ht_list_del(&d->of_root);
         d->lost = d->refs > 1;
         root->o->deltas_lost += d->lost;
-        ht_opt_delta_put(root->o, d);
+        ht_opt_delta_put(d);
     }
 }
 
 void ht_opt_delta_cut(struct ht_root *root)
 {
-    if (!root->deltas)
-        return;
     ht_opt_delta_lose(root);
     drop_oldest(root, 0);
-    root->deltas->based = false;
+    root->deltas.based = false;
+    root->deltas.lineage = ++root->o->last_step_number;
 }
 
 void ht_opt_delta_trim(struct ht_root *root)
 {
-    const struct ht_deltas *s = root->deltas;
+    const struct ht_deltas *s = &root->deltas;
+    const struct ht_delta *last = ht_list_entry(s->kept.prev, struct ht_delta, of_root);
 
-    if (!s)
-        return;
-    if (!root->config.delta || (s->count && s->kept[s->count - 1]->bf16 != root->config.delta_bf16))
+    if (!root->config.delta || (s->count && last->bf16 != root->config.delta_bf16))
         ht_opt_delta_cut(root);
     drop_oldest(root, root->config.delta_keep);
 }
 
-void ht_opt_delta_free(struct ht_root *root)
-{
-    if (!root->deltas)
-        return;
-    ht_opt_delta_cut(root);
-    root->o->delta_heap_bytes -= sizeof(*root->deltas);
-    free(root->deltas);
-    root->deltas = NULL;
-}
-
 void ht_opt_delta_keep(struct ht_root *root, struct ht_delta *d)
 {
-    drop_oldest(root, HT_DELTA_KEEP_MAX - 1);
-    root->deltas->kept[root->deltas->count++] = d;
+    ht_list_add_tail(&root->deltas.kept, &d->of_root);
+    root->deltas.count++;
     ht_opt_delta_trim(root);
 }
 
@@ -119,8 +114,8 @@ uint64_t ht_opt_delta_bytes(const struct ht_root *root)
 {
     uint64_t bytes = 0;
 
-    for (size_t i = 0; root->deltas && i < root->deltas->count; i++)
-        bytes += root->deltas->kept[i]->bytes + root->deltas->kept[i]->heap_bytes;
+    ht_list_for_each_entry(d, &root->deltas.kept, const struct ht_delta, of_root)
+        bytes += d->bytes + d->heap_bytes;
     return bytes;
 }
 
@@ -135,8 +130,8 @@ uint64_t ht_opt_deltas_could_give(struct ht_optim *o)
     uint64_t bytes = 0;
 
     ht_list_for_each_entry(root, &o->roots, const struct ht_root, all)
-        for (size_t i = 0; root->deltas && i < root->deltas->count; i++)
-            bytes += spare_bytes(root->deltas->kept[i]);
+        ht_list_for_each_entry(d, &root->deltas.kept, const struct ht_delta, of_root)
+            bytes += spare_bytes(d);
     return bytes;
 }
 
@@ -145,9 +140,9 @@ uint64_t ht_opt_deltas_give_up(struct ht_optim *o, uint64_t bytes)
     uint64_t given = 0;
 
     ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
-        while (given < bytes && root->deltas && root->deltas->count) {
-            given += spare_bytes(root->deltas->kept[0]);
-            drop_oldest(root, root->deltas->count - 1);
+        while (given < bytes && root->deltas.count) {
+            given += spare_bytes(ht_list_entry(root->deltas.kept.next, struct ht_delta, of_root));
+            drop_oldest(root, root->deltas.count - 1);
         }
     }
     return given;

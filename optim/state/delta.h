@@ -19,7 +19,8 @@
 #ifndef HITRAIN_OPTIM_STATE_DELTA_H
 #define HITRAIN_OPTIM_STATE_DELTA_H
 
-#include "optim/rules/config.h"
+#include "tiering/base/list.h"
+#include "optim/optim.h"
 
 struct ht_obj;
 struct ht_optim;
@@ -37,13 +38,14 @@ struct ht_delta_piece {
 
 /* A parameter of which something changed. */
 struct ht_delta_param {
-    uint64_t oid, elements, changed;
+    struct ht_delta_change of;
     size_t piece, pieces; /* its first one, and how many */
-    uint8_t dtype;        /* of the values */
 };
 
 /* Of one step. It does not change after the boundary. */
 struct ht_delta {
+    struct ht_optim *o;
+    struct ht_list of_root;
     unsigned refs HT_GUARDED_BY(HT_LOCK_OPTIM);
     uint64_t step, lineage;
     bool whole;         /* no step is its base, and it has no pieces: readers take the model */
@@ -61,31 +63,36 @@ struct ht_delta {
 
 /* Of a root. */
 struct ht_deltas {
-    bool based;     /* lineage and edits are those at the end of the last step */
-    bool recording; /* updates of the open step note what they change in `open` */
-    bool making;    /* a worker makes its object */
+    bool based;             /* lineage and edits are those at the end of the last step */
+    bool recording;         /* updates of the open step note what they change in `open` */
+    uint8_t skips, backoff; /* steps that note nothing, now and after the next one that changes too much */
+    uint8_t count;          /* of kept */
     uint64_t lineage, edits;
-    struct ht_delta *open;                    /* NULL: nothing has been noted */
-    struct ht_delta *kept[HT_DELTA_KEEP_MAX]; /* in ascending order without gaps */
-    size_t count;
+    struct ht_delta *open; /* NULL: nothing has been noted */
+    struct ht_list kept;   /* by step, without gaps */
 };
 
+void ht_opt_deltas_init(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A step opens: can it have a delta? */
 void ht_opt_delta_opens(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The chain is cut. */
+/* The chain is cut, and has another lineage, so that a reader of the model sees it also where no step has a delta. */
 void ht_opt_delta_cut(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The open step will be whole: there was no room, or it changes too much. */
+/*
+ * The open step changes too much. Steps after several such in a row are tried less and less often, because most of them
+ * would be noted for nothing.
+ */
+void ht_opt_delta_give_up(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The open step will be whole: there was no room. */
 void ht_opt_delta_lose(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The words may want fewer, none, or others. */
 void ht_opt_delta_trim(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_delta_free(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The delta of the step that was counted, with the caller's reference. */
 void ht_opt_delta_keep(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* With one reference; NULL: no memory. */
 struct ht_delta *ht_opt_delta_new(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_delta_put(struct ht_optim *o, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_delta_put(struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* One of its arrays may have another size now. */
-void ht_opt_delta_count_heap(struct ht_optim *o, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_delta_count_heap(struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Bytes of all kept ones: content and memory. */
 uint64_t ht_opt_delta_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The store is full (tiering/api/participant.h): roots give up their oldest deltas. Returns how many bytes. */

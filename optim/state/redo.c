@@ -126,20 +126,13 @@ static void put_step(struct ht_buf *b, const struct ht_root *root, const struct 
     ht_record_end(b, mark);
 }
 
-static bool room_for_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static int room_for_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &root->redo;
+    int rc = ht_array_grow((void **)&redo->step, &redo->steps_max, redo->steps + 1, sizeof(*redo->step));
 
-    if (redo->steps < redo->steps_max)
-        return true;
-    size_t max = redo->steps_max * 2 + 16;
-    struct ht_redo_step *step = realloc(redo->step, max * sizeof(*step));
-    if (!step)
-        return false;
-    redo->step = step;
-    redo->steps_max = max;
     ht_opt_redo_count_heap(root);
-    return true;
+    return rc;
 }
 
 int ht_opt_redo_prepare(struct ht_root *root)
@@ -147,10 +140,10 @@ int ht_opt_redo_prepare(struct ht_root *root)
     int rc = ht_store_log_reserve(root->o->store, HT_OPT_REDO_RECORD_BYTES);
 
     root->redo.reserved = !rc;
-    if (!rc && !room_for_step(root)) {
+    if (!rc)
+        rc = room_for_step(root);
+    if (rc)
         ht_opt_redo_unprepare(root);
-        rc = -ENOMEM;
-    }
     return rc;
 }
 
@@ -237,8 +230,9 @@ int ht_opt_redo_replay_record(struct ht_root *r, struct ht_reader *in)
     s.bytes = ht_get_u64(in);
     if (!ht_reader_done(in) || !s.oid || s.oid > HT_ID_MAX || s.at > HT_FILE_BYTES_MAX || s.bytes > HT_FILE_BYTES_MAX)
         return -EUCLEAN;
-    if (!room_for_step(r))
-        return -ENOMEM;
+    int rc = room_for_step(r);
+    if (rc)
+        return rc;
     ht_store_saw_id(r->o->store, s.oid);
     struct ht_redo_step *step = r->redo.step;
     for (size_t i = 0; i < r->redo.steps; i++)

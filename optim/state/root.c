@@ -53,6 +53,7 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     ht_list_add_tail(&o->roots, &r->all);
     o->meta_bytes += sizeof(*r);
     ht_opt_redo_cut(r);
+    ht_opt_deltas_init(r);
     return r;
 }
 
@@ -76,7 +77,7 @@ void ht_opt_root_put_locked(struct ht_root *r)
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
     r->o->meta_bytes -= sizeof(*r);
     ht_opt_redo_free(r);
-    ht_opt_delta_free(r);
+    ht_opt_delta_cut(r);
     ht_opt_reopened(r);
     free(r);
 }
@@ -252,6 +253,7 @@ static void take_config(struct ht_root *r, const struct ht_optim_config *config)
     r->configured = true;
     ht_opt_redo_trim(r);
     ht_opt_redo_set_aside(r);
+    r->deltas.skips = 0;
     ht_opt_delta_trim(r);
 }
 
@@ -451,6 +453,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .logged_bytes = ht_opt_redo_bytes(r),
         .redo_reserved_bytes = r->redo.aside_bytes,
         .delta_bytes = ht_opt_delta_bytes(r),
+        .delta_lineage = r->deltas.lineage,
         .replay_steps = progress.steps,
         .replay_steps_left = progress.left,
         .replay_seconds_left = progress.seconds_left,

@@ -76,8 +76,8 @@ struct ht_root {
         /* To devices: when the last step ended, or the root began; in the step before that. */
         uint64_t written_bytes, step_written_bytes;
         struct ht_redo redo;
-        struct ht_deltas *deltas; /* owned; NULL: no step was to have one yet */
-        uint64_t publications;    /* and aborts, since the mount */
+        struct ht_deltas deltas;
+        uint64_t publications; /* and aborts, since the mount */
         uint64_t
             decided; /* the open or next step has numbers of a client (redo/redo_decide.c); 0: those of its words */
         struct ht_totals totals;

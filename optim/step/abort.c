@@ -58,6 +58,7 @@ void ht_opt_show_all(struct ht_root *root)
     lock(root->o);
     ht_opt_each_param(root, invalidate_whole);
     ht_opt_inval_wait(root->o, root->o->inval_issued);
+    ht_opt_delta_cut(root); /* whoever sees the new lineage reads the new content */
     unlock(root->o);
 }
 

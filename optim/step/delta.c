@@ -19,8 +19,9 @@
 
 enum {
     RANGE_BYTES_MAX = 2 * HT_CHUNK_BYTES, /* two bytes of value and two of place, for each two bytes of a chunk */
-    RANGE_PIECES_MAX = 16,                /* pieces begin more than HT_DELTA_SPAN - HT_FORM_WINDOW elements apart */
-    SPARE_BYTES = 512 << 10,              /* with so much, and so many pieces, two ranges have room */
+    MORE_BYTES = HT_CHANGED_MORE * sizeof(float), /* that a kernel may write behind */
+    RANGE_PIECES_MAX = 16,   /* pieces begin more than HT_DELTA_SPAN - HT_FORM_WINDOW elements apart */
+    SPARE_BYTES = 512 << 10, /* with so much, and so many pieces, two ranges have room */
     SPARE_PIECES = 992,
 };
 
@@ -29,12 +30,11 @@ struct ht_delta_writer {
     uint64_t used;
     unsigned pieces;
     struct ht_delta_piece piece[SPARE_PIECES + 2 * RANGE_PIECES_MAX];
-    uint8_t bytes[SPARE_BYTES + 2 * RANGE_BYTES_MAX];
-    /* The piece that is being made. */
+    uint8_t bytes[SPARE_BYTES + 2 * RANGE_BYTES_MAX + MORE_BYTES];
+    /* The piece that is being made. Its values are in bytes, and its places follow them when it ends. */
     struct ht_delta_piece open;
     uint32_t value_bytes;
-    uint16_t place[HT_DELTA_SPAN];
-    uint8_t value[HT_DELTA_SPAN * sizeof(float)];
+    uint16_t place[HT_DELTA_SPAN + HT_CHANGED_MORE];
 };
 
 /* ------------------------------------------------------------------- noting */
@@ -75,24 +75,19 @@ bool ht_opt_delta_may_begin(const struct ht_worker *w, bool notes, const struct 
     return now == next && d->used <= SPARE_BYTES && d->pieces <= SPARE_PIECES;
 }
 
-static void put_bytes(struct ht_delta_writer *d, const void *bytes, size_t len)
-{
-    assert(len <= sizeof(d->bytes) - d->used);
-    memcpy(d->bytes + d->used, bytes, len);
-    d->used += len;
-}
-
 void ht_opt_delta_end_piece(struct ht_worker *w)
 {
     struct ht_delta_writer *d = w->delta;
+    size_t places = d->open.count * sizeof(*d->place);
 
     if (!d->open.count)
         return;
     assert(d->pieces < HT_ARRAY_SIZE(d->piece));
-    d->open.at = d->used;
     d->piece[d->pieces++] = d->open;
-    put_bytes(d, d->value, d->open.count * d->value_bytes);
-    put_bytes(d, d->place, d->open.count * sizeof(*d->place));
+    d->used += d->open.count * d->value_bytes;
+    assert(d->used + places <= sizeof(d->bytes));
+    memcpy(d->bytes + d->used, d->place, places);
+    d->used += places;
     d->open.count = 0;
 }
 
@@ -114,31 +109,26 @@ void ht_opt_delta_note(struct ht_worker *w, const struct ht_param *p, uint64_t f
     if (d->open.count && (d->open.oid != p->oid || first + n - d->open.first > HT_DELTA_SPAN))
         ht_opt_delta_end_piece(w);
     if (!d->open.count)
-        d->open = (struct ht_delta_piece){.oid = p->oid, .first = first};
+        d->open = (struct ht_delta_piece){.oid = p->oid, .first = first, .at = d->used};
     d->root = p->root;
     d->value_bytes = bytes;
-    d->open.count += (uint32_t)k->changed(was, is, bytes, n, (uint32_t)(first - d->open.first),
-                                          d->place + d->open.count, d->value + d->open.count * bytes);
+    uint8_t *values = d->bytes + d->used + d->open.count * bytes;
+    assert(values + n * bytes + MORE_BYTES <= d->bytes + sizeof(d->bytes));
+    d->open.count +=
+        (uint32_t)k->changed(was, is, bytes, n, (uint32_t)(first - d->open.first), d->place + d->open.count, values);
 }
 
 /* ------------------------------------------------------ the object of a step */
 
-/* Makes it. Releases the lock in between. */
+/* Makes it, if no other worker does. Releases the lock in between. */
 static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
     struct ht_optim *o = root->o;
     struct ht_obj *obj = NULL;
 
-    while (s->making)
-        wait_changed(o);
-    if (!s->recording)
-        return -ESTALE;
-    if (!s->open)
-        s->open = ht_opt_delta_new(o);
-    if (!s->open || s->open->obj)
-        return s->open ? 0 : -ENOMEM;
-    s->making = true;
+    if (!s->recording || s->open)
+        return s->recording ? 0 : -ESTALE;
     unlock(o);
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(o->store),
@@ -149,38 +139,33 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!rc)
         ht_obj_delete(obj, NULL);
     lock(o);
-    s->making = false;
-    notify_changed(o);
-    if (!rc && (!s->recording || !s->open)) { /* the chain was cut meanwhile */
+    struct ht_delta *d = rc || !s->recording || s->open ? NULL : ht_opt_delta_new(o);
+    if (d) {
+        d->obj = obj;
+        s->open = d;
+    } else {
         ht_obj_put(obj);
-        return -ESTALE;
     }
-    if (!rc)
-        s->open->obj = obj;
-    return rc;
-}
-
-static bool has_room(struct ht_optim *o, struct ht_delta *d, size_t more) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + more, sizeof(*d->piece));
-
-    ht_opt_delta_count_heap(o, d);
-    return rc == 0;
+    return s->open ? 0 : rc ? rc : -ESTALE;
 }
 
 /* Gives the pieces places in the object. -EFBIG: the step changes too much. */
 static int take_pieces(struct ht_root *root, const struct ht_delta_writer *w, uint64_t *out_at)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_delta *d = root->deltas->open;
+    struct ht_delta *d = root->deltas.open;
     double most = root->latched.delta_max * (double)root->totals.elements;
 
     for (unsigned i = 0; i < w->pieces; i++)
         d->changed += w->piece[i].count;
-    if ((double)d->changed > most)
+    if ((double)d->changed > most) {
+        ht_opt_delta_give_up(root);
         return -EFBIG;
-    if (!has_room(root->o, d, w->pieces))
-        return -ENOMEM;
+    }
+    int rc = ht_array_grow((void **)&d->piece, &d->pieces_max, d->pieces + w->pieces, sizeof(*d->piece));
+    ht_opt_delta_count_heap(d);
+    if (rc)
+        return rc;
     *out_at = d->bytes;
     for (unsigned i = 0; i < w->pieces; i++) {
         d->piece[d->pieces] = w->piece[i];
@@ -200,7 +185,7 @@ static void write_pieces(struct ht_optim *o, struct ht_delta_writer *w)
     if (!rc)
         rc = take_pieces(w->root, w, &at);
     if (!rc)
-        obj = ht_obj_ref(w->root->deltas->open->obj);
+        obj = ht_obj_ref(w->root->deltas.open->obj);
     unlock(o);
     if (obj)
         rc = ht_opt_write_all(obj, at, w->bytes, w->used);
@@ -249,10 +234,10 @@ static int sort_pieces(struct ht_delta *d)
     for (size_t i = 0; i < d->pieces; i++) {
         struct ht_delta_piece *piece = &d->piece[i];
         if (!i || piece->oid != piece[-1].oid)
-            d->param[d->params++] = (struct ht_delta_param){.oid = piece->oid, .piece = i};
+            d->param[d->params++] = (struct ht_delta_param){.of.oid = piece->oid, .piece = i};
         struct ht_delta_param *p = &d->param[d->params - 1];
-        piece->before = p->changed;
-        p->changed += piece->count;
+        piece->before = p->of.changed;
+        p->of.changed += piece->count;
         p->pieces++;
     }
     return 0;
@@ -262,11 +247,13 @@ static int sort_pieces(struct ht_delta *d)
 static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     for (size_t i = 0; i < d->params; i++) {
-        const struct ht_param *p = ht_opt_param_find(root->o, d->param[i].oid);
+        struct ht_delta_change *of = &d->param[i].of;
+        const struct ht_param *p = ht_opt_param_find(root->o, of->oid);
         if (!p || p->gone || !p->cur.exists)
             return -ESTALE;
-        d->param[i].elements = p->cur.elements;
-        d->param[i].dtype = p->cur.dtype == HT_DTYPE_F32 && d->bf16 ? HT_DTYPE_BF16 : p->cur.dtype;
+        of->elements = p->cur.elements;
+        of->dtype = p->cur.dtype == HT_DTYPE_F32 && d->bf16 ? HT_DTYPE_BF16 : p->cur.dtype;
+        of->index_bytes = of->elements > (uint64_t)INT32_MAX + 1 ? 8 : 4;
     }
     return 0;
 }
@@ -274,7 +261,7 @@ static int describe_params(struct ht_root *root, struct ht_delta *d) HT_REQUIRES
 /* The delta of the step as its updates have noted it. NULL: there is none. Releases the lock in between. */
 static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
     struct ht_delta *d = s->recording && !s->open ? ht_opt_delta_new(root->o) : s->open;
     int rc = d ? 0 : -ENODATA;
 
@@ -289,18 +276,18 @@ static struct ht_delta *take_noted(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPT
     if (!rc)
         rc = describe_params(root, d);
     if (!rc) {
-        ht_opt_delta_count_heap(root->o, d);
+        ht_opt_delta_count_heap(d);
         return d;
     }
-    ht_opt_delta_put(root->o, d);
+    ht_opt_delta_put(d);
     return NULL;
 }
 
 void ht_opt_delta_end(struct ht_root *root)
 {
-    struct ht_deltas *s = root->deltas;
+    struct ht_deltas *s = &root->deltas;
 
-    if (!s || !root->latched.delta) {
+    if (!root->latched.delta) {
         ht_opt_delta_cut(root);
         return;
     }
@@ -310,10 +297,11 @@ void ht_opt_delta_end(struct ht_root *root)
     bool based = s->based;
     struct ht_delta *d = based ? take_noted(root) : NULL;
     if (based && !s->based) { /* cut in between */
-        ht_opt_delta_put(root->o, d);
+        ht_opt_delta_put(d);
         d = NULL;
     }
     bool whole = !d;
+    s->backoff = d ? 0 : s->backoff;
     d = d ? d : ht_opt_delta_new(root->o);
     if (!d) {
         ht_opt_delta_cut(root);

@@ -1,26 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* delta_read.c - what a step has changed, for readers: indices and values of each parameter. */
-#include <stdlib.h>
+#include <string.h>
 
 #include "optim/state/delta.h"
 #include "optim/state/root.h"
 
 enum { PLACES = 1024 }; /* that are read together */
 
-struct ht_optim_delta {
-    struct ht_optim *o;
-    struct ht_delta *delta; /* reference */
-};
-
 int ht_optim_delta_steps(struct ht_optim *o, uint64_t id, struct ht_delta_steps *out)
 {
     lock(o);
     const struct ht_root *root = ht_opt_root_find(o, id);
-    const struct ht_deltas *s = root && root->exists ? root->deltas : NULL;
     int rc = root && root->exists ? 0 : -ENOENT;
     *out = (struct ht_delta_steps){0};
-    if (s && s->count)
-        *out = (struct ht_delta_steps){s->kept[0]->step, s->kept[s->count - 1]->step};
+    if (!rc && root->deltas.count)
+        *out = (struct ht_delta_steps){ht_list_entry(root->deltas.kept.next, struct ht_delta, of_root)->step,
+                                       ht_list_entry(root->deltas.kept.prev, struct ht_delta, of_root)->step};
     unlock(o);
     return rc;
 }
@@ -29,59 +24,45 @@ static struct ht_delta *find_delta(struct ht_optim *o, uint64_t id, uint64_t ste
 {
     const struct ht_root *root = ht_opt_root_find(o, id);
 
-    for (size_t i = 0; root && root->exists && root->deltas && i < root->deltas->count; i++)
-        if (root->deltas->kept[i]->step == step)
-            return root->deltas->kept[i];
+    if (!root || !root->exists)
+        return NULL;
+    ht_list_for_each_entry(d, &root->deltas.kept, struct ht_delta, of_root)
+        if (d->step == step)
+            return d;
     return NULL;
 }
 
-int ht_optim_delta_open(struct ht_optim *o, uint64_t id, uint64_t step, struct ht_optim_delta **out)
+int ht_optim_delta_open(struct ht_optim *o, uint64_t id, uint64_t step, struct ht_delta **out)
 {
-    struct ht_optim_delta *d = calloc(1, sizeof(*d));
-
-    if (!d)
-        return -ENOMEM;
-    d->o = o;
     lock(o);
-    d->delta = find_delta(o, id, step);
-    int rc = !d->delta ? -ENOENT : o->deltas_lost >= HT_DELTA_KEEP_MAX ? -EMFILE : 0;
-    if (rc == 0)
-        d->delta->refs++;
-    unlock(o);
-    if (rc) {
-        free(d);
-        return rc;
+    struct ht_delta *d = find_delta(o, id, step);
+    int rc = !d ? -ENOENT : o->deltas_lost >= HT_DELTA_KEEP_MAX ? -EMFILE : 0;
+    if (rc == 0) {
+        d->refs++;
+        *out = d;
     }
-    *out = d;
-    return 0;
+    unlock(o);
+    return rc;
 }
 
-void ht_optim_delta_close(struct ht_optim_delta *d)
+void ht_optim_delta_close(struct ht_delta *d)
 {
-    lock(d->o);
-    ht_opt_delta_put(d->o, d->delta);
-    unlock(d->o);
-    free(d);
+    struct ht_optim *o = d->o;
+
+    lock(o);
+    ht_opt_delta_put(d);
+    unlock(o);
 }
 
-void ht_optim_delta_stat(const struct ht_optim_delta *d, struct ht_delta_stat *out)
+void ht_optim_delta_stat(const struct ht_delta *d, struct ht_delta_stat *out)
 {
-    const struct ht_delta *of = d->delta;
-
     *out = (struct ht_delta_stat){
-        .step = of->step, .base_step = of->whole ? 0 : of->step - 1, .lineage = of->lineage, .params = of->params};
+        .step = d->step, .base_step = d->whole ? 0 : d->step - 1, .lineage = d->lineage, .params = d->params};
 }
 
-static uint8_t index_bytes(const struct ht_delta_param *p)
+const struct ht_delta_change *ht_optim_delta_change(const struct ht_delta *d, size_t i)
 {
-    return p->elements > (uint64_t)INT32_MAX + 1 ? 8 : 4;
-}
-
-void ht_optim_delta_change(const struct ht_optim_delta *d, size_t i, struct ht_delta_change *out)
-{
-    const struct ht_delta_param *p = &d->delta->param[i];
-
-    *out = (struct ht_delta_change){p->oid, p->elements, p->changed, p->dtype, index_bytes(p)};
+    return &d->param[i].of;
 }
 
 /* The piece with changed element k of a parameter. */
@@ -99,21 +80,19 @@ static const struct ht_delta_piece *find_piece(const struct ht_delta *d, const s
     return &d->piece[low];
 }
 
-/* Reads from one piece: bytes from off on of its indices, or of its values. *len: then how many. */
-typedef int (*part_fn)(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
-                       uint64_t off, uint8_t *buf, size_t *len);
-
-static int read_values(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
+/* Of one piece: bytes from off on of its values. *len: then how many. */
+static int read_values(const struct ht_delta *d, const struct ht_delta_change *of, const struct ht_delta_piece *piece,
                        uint64_t off, uint8_t *buf, size_t *len)
 {
-    *len = ht_min_u64(*len, piece->count * ht_dtype_trained_bytes(p->dtype) - off);
+    *len = ht_min_u64(*len, piece->count * ht_dtype_trained_bytes(of->dtype) - off);
     return ht_opt_read_all(d->obj, piece->at + off, buf, *len);
 }
 
-static int read_indices(const struct ht_delta *d, const struct ht_delta_param *p, const struct ht_delta_piece *piece,
+/* The same of its indices. */
+static int read_indices(const struct ht_delta *d, const struct ht_delta_change *of, const struct ht_delta_piece *piece,
                         uint64_t off, uint8_t *buf, size_t *len)
 {
-    uint64_t places = piece->at + piece->count * ht_dtype_trained_bytes(p->dtype), bytes = index_bytes(p);
+    uint64_t places = piece->at + piece->count * ht_dtype_trained_bytes(of->dtype), bytes = of->index_bytes;
     uint64_t first = off / bytes, skipped = off % bytes;
     size_t n = ht_min_u64(ht_min_u64(piece->count - first, PLACES), ht_div_up(skipped + *len, bytes));
     uint8_t index[PLACES * sizeof(ht_le64)];
@@ -131,31 +110,20 @@ static int read_indices(const struct ht_delta *d, const struct ht_delta_param *p
     return rc;
 }
 
-static ssize_t read_parts(struct ht_optim_delta *of, size_t i, part_fn read, uint64_t bytes, uint64_t off, void *buf,
-                          size_t len)
+ssize_t ht_optim_delta_read(const struct ht_delta *d, size_t i, bool values, uint64_t off, void *buf, size_t len)
 {
-    const struct ht_delta *d = of->delta;
     const struct ht_delta_param *p = &d->param[i];
-    uint64_t all = p->changed * bytes;
+    uint64_t bytes = values ? ht_dtype_trained_bytes(p->of.dtype) : p->of.index_bytes, all = p->of.changed * bytes;
     size_t want = off < all ? ht_min_u64(len, all - off) : 0, done = 0;
 
     while (done < want) {
         const struct ht_delta_piece *piece = find_piece(d, p, (off + done) / bytes);
         size_t n = want - done;
-        int rc = read(d, p, piece, off + done - piece->before * bytes, (uint8_t *)buf + done, &n);
+        int rc = (values ? read_values : read_indices)(d, &p->of, piece, off + done - piece->before * bytes,
+                                                       (uint8_t *)buf + done, &n);
         if (rc)
             return done ? (ssize_t)done : rc;
         done += n;
     }
     return (ssize_t)done;
-}
-
-ssize_t ht_optim_delta_indices(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len)
-{
-    return read_parts(d, i, read_indices, index_bytes(&d->delta->param[i]), off, buf, len);
-}
-
-ssize_t ht_optim_delta_values(struct ht_optim_delta *d, size_t i, uint64_t off, void *buf, size_t len)
-{
-    return read_parts(d, i, read_values, ht_dtype_trained_bytes(d->delta->param[i].dtype), off, buf, len);
 }

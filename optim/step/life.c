@@ -290,7 +290,6 @@ static void free_optim(void *p)
         struct ht_root *r = ht_list_entry(o->roots.next, struct ht_root, all);
         ht_list_del(&r->all);
         ht_opt_redo_free(r);
-        ht_opt_delta_free(r);
         ht_opt_reopened(r);
         free(r);
     }

@@ -434,7 +434,6 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
     rc = roll_back(&r);
     lock(o);
     ht_opt_redo_cut(r.root);
-    ht_opt_delta_cut(r.root);
     r.root->decided = 0;
     unlock(o);
     if (!rc)

@@ -139,7 +139,7 @@ static void describe_job(struct job *j, struct ht_worker *w)
     lock(o);
     /* Will the open step be published when it ends, or is it the last one of a part that a replay computes? */
     bool final = p->root->undurable + 1 >= p->root->config.durable_every || ht_opt_redo_ends_part(p->root);
-    bool notes = update && p->root->deltas && p->root->deltas->recording;
+    bool notes = update && p->root->deltas.recording;
     unlock(o);
     j->notes = notes && ht_opt_delta_writer_make(w) ? w : NULL;
     if (notes && !j->notes) {

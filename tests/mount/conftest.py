@@ -50,6 +50,7 @@ class Store:
     """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
 
     seconds = SECONDS_MAX  # of a mount, an unmount or a check
+    ends_clean = True      # False: the test leaves a store with problems
 
     def __init__(self, folder, size, *format_options):
         self.folder = folder
@@ -58,7 +59,6 @@ class Store:
         self.log = folder / 'log'
         self.point.mkdir()
         self.daemon = None
-        self.ends_clean = True  # False: the test leaves a store with problems
         run('mkfs.hitrain', f'--size={size}', *format_options, self.image)
 
     def start(self, *options, flags=()):
@@ -118,6 +118,9 @@ class Store:
         done = self.fsck()
         assert done.returncode == 0, done.stdout + done.stderr
 
+    def end(self):
+        """Of its devices, when it is closed."""
+
     def close(self, failed):
         ended = self.daemon.poll() if self.daemon else None
         if self.daemon and ended is None and not failed:
@@ -154,6 +157,7 @@ def end_stores(request, made):
             elif store.ends_clean:
                 store.assert_clean()
         finally:
+            store.end()
             if not store.is_mounted():
                 shutil.rmtree(store.folder)
 

@@ -29,7 +29,7 @@ class ClassStore(Store):
 
     def __init__(self, fast, capacity):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-test-'))
-        self.point, self.log, self.daemon, self.ends_clean = self.folder / 'mnt', self.folder / 'log', None, True
+        self.point, self.log, self.daemon = self.folder / 'mnt', self.folder / 'log', None
         self.point.mkdir()
         self.members = [self.make(f'fast{i}', size) for i, size in enumerate(fast)]
         slow = [self.make(f'slow{i}', size) for i, size in enumerate(capacity)]

@@ -143,6 +143,26 @@ def test_a_model_and_its_deltas_are_the_parameters(mnt, rule):
     assert int(word(root, 'delta_bytes')) > 0
 
 
+@pytest.mark.parametrize('rule', ['adamw', 'muon'])
+def test_a_copy_keeps_up_with_sums_aborts_and_rollbacks(mnt, rule):
+    """A random history of steps of two gradients each, some of which are taken back: half of one, or several."""
+    root = make(mnt / 'm', f'{RULES[rule]} delta=on delta_keep=4 delta_max=1 accumulate=2 retain=5')
+    reader, rng, ends = Reader(root, 'bf16', as_vllm), np.random.default_rng(3), 0
+    for number in range(STEPS):
+        end = rng.choice(['commit', 'abort', 'rollback'], p=[0.8, 0.1, 0.1]) if number > 4 else 'commit'
+        for i in range({'commit': 2, 'abort': 1, 'rollback': 0}[end]):
+            gradient(root, 2 * number + i)
+        assert tell(root, f'rollback {int(word(root, "step")) - 2}' if end == 'rollback' else end) == 'ok'
+        if end != 'commit':
+            ends += 1
+            assert steps(root) == [] and word(root, 'delta_lineage') != reader.lineage
+            reader.step = -1
+        elif number % 3:
+            reader.check()
+    reader.check()
+    assert ends > 10 and reader.wholes <= ends + 1
+
+
 def test_deltas_of_f32_parameters_are_those_of_their_bf16(mnt):
     root = make(mnt / 'm', 'adamw lr=1e-5 delta=on delta_dtype=bf16 delta_max=1', 'f32')
     step(root, 1, dtype='f32')

@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from calls import refused, sync
-from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
+from conftest import MIB, SECONDS_MAX, SMALL, Store, end_stores, run, wait_for
 from test_errors import events, wait_event
 
 SIZE = 96 * MIB
@@ -114,17 +114,7 @@ def make_pair(request, tmp_path_factory):
         return made[-1]
 
     yield make
-    failed = getattr(request.node, 'failed', True)
-    for store in made:
-        try:
-            store.close(failed)
-            if failed:
-                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-            elif not getattr(store, 'diverged', False):
-                store.assert_clean()
-        finally:
-            store.end()
-            shutil.rmtree(store.folder)
+    end_stores(request, made)
 
 
 def write_tensors(mnt, count=3, seed=0):
@@ -231,7 +221,7 @@ def test_members_that_changed_apart_are_refused(make_pair):
     text = store.refused(store.loops, 'degraded')
     assert all(str(p) in text for p in store.loops) and 'diverged' in text, text
     assert (store.mount_on([store.loops[1]], 'degraded') / 'own').read_text() == str(store.loops[1])
-    store.diverged = True
+    store.ends_clean = False
 
 
 def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair):

@@ -12,7 +12,6 @@ import mmap
 import os
 import pathlib
 import re
-import shutil
 import socket
 import stat
 import struct
@@ -23,7 +22,7 @@ import time
 import pytest
 
 from calls import refused, sync
-from conftest import BIN, MIB, ROOT, SECONDS_MAX, Store, run, wait_for
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, Store, end_stores, run, wait_for
 from models import new_model, word
 
 NOBODY = 65534
@@ -117,16 +116,7 @@ class LoopStore(Store):
 def loop_store(request, tmp_path_factory):
     made = LoopStore(tmp_path_factory.mktemp('loop'), 64 * MIB, 48 * MIB)
     yield made
-    failed = getattr(request.node, 'failed', True)
-    try:
-        made.close(failed)
-        if failed:
-            print(f'--- {made.log}\n{made.messages() if made.log.exists() else ""}')
-        else:
-            made.assert_clean()
-    finally:
-        made.end()
-        shutil.rmtree(made.folder)
+    end_stores(request, [made])
 
 
 # -------------------------------------------------------------- failing devices

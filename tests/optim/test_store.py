@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrain.Store and `python -m hitrain`: a store that a program makes, mounts, shares and unmounts, whatever ends the program."""
+import ctypes
 import os
 import pathlib
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -135,6 +137,15 @@ def test_a_store_that_is_kept_busy_stays_mounted_and_says_by_whom(image, monkeyp
 def test_what_cannot_be_a_store_is_named_and_left_alone(image, tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=r'does not fit into .* bytes left'):
         store_at(image, size='900T').open()
+    (tmp_path / 'small').mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=20M', 'none', tmp_path / 'small'], check=True)
+    try:
+        with pytest.raises(StoreError, match='too little space for a store'):
+            hitrain.Store(tmp_path / 'small/x.img').open()
+        with pytest.raises(StoreError, match=r'does not fit into .* 20971520 bytes left'):
+            hitrain.Store(tmp_path / 'small/x.img', model=torch.nn.Linear(2000, 2000, device='meta')).open()
+    finally:
+        subprocess.run(['umount', tmp_path / 'small'], check=True)
     with pytest.raises(ValueError, match="size='much'"):
         store_at(image, size='much').open()
     with pytest.raises(StoreError, match='unknown'):
@@ -220,6 +231,37 @@ def test_run_gives_a_script_its_store_its_arguments_and_its_status(image, tmp_pa
 def test_a_run_without_a_store_says_why(image, tmp_path):
     done = command('run', 'train.py', '--store', tmp_path / 'none' / 'x.img')
     assert done.returncode == 1 and done.stderr.startswith('hitrain: ') and 'none' in done.stderr and 'Traceback' not in done.stderr
+
+
+def forbid_io_uring():
+    """As a container does: seccomp answers io_uring_setup with EPERM."""
+    code = b''.join(struct.pack('HBBI', *line) for line in ((0x20, 0, 0, 0), (0x15, 0, 1, 425), (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)))
+    kept = ctypes.create_string_buffer(code)
+    program = struct.pack('HxxxxxxQ', 4, ctypes.addressof(kept))
+    libc = ctypes.CDLL(None)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+
+
+def hide_fuse():
+    """In mounts of its own a process has a /dev with three devices."""
+    libc, folder = ctypes.CDLL(None), os.path.join(os.environ['XDG_RUNTIME_DIR'], 'dev')
+    os.makedirs(folder, exist_ok=True)
+    assert libc.unshare(0x20000) == 0 and libc.mount(b'none', b'/', None, 0x44000, None) == 0
+    for name in 'null', 'zero', 'urandom':
+        place = os.path.join(folder, name)
+        pathlib.Path(place).touch()
+        assert libc.mount(b'/dev/' + name.encode(), place.encode(), None, 0x1000, None) == 0
+    assert libc.mount(folder.encode(), b'/dev', None, 0x5000, None) == 0
+
+
+@pytest.mark.parametrize('lacks, check, says, remedy', [
+    (forbid_io_uring, 'io_uring', 'io_uring cannot be used: Operation not permitted', 'in a container allow the io_uring system calls'),
+    (hide_fuse, 'fuse', '/dev/fuse is missing', 'in a container pass the device in')])
+def test_a_kernel_that_lacks_something_is_named_with_a_way_out(image, tmp_path, lacks, check, says, remedy):
+    done = command('run', 'train.py', '--store', image, '--size', '64M', preexec_fn=lacks)
+    assert done.returncode == 1 and says in done.stderr and 'container' in done.stderr and 'Traceback' not in done.stderr
+    done = command('doctor', tmp_path, preexec_fn=lacks)
+    assert done.returncode == 4 and f'error {check} ' in done.stdout and remedy in done.stdout
 
 
 def test_doctor_tells_what_a_folder_means_for_a_model(image, tmp_path):

@@ -127,6 +127,25 @@ def test_a_model_that_is_read_while_steps_run_is_right_after_its_deltas(shared_r
         assert at.step == 60 and equal(mine, params)
 
 
+def test_a_reader_of_an_open_step_takes_the_model_again_after_an_abort(shared_root):
+    """Also where no step has a delta, before the first step and after an abort: what was read is a mixture of two steps, or of none."""
+    params = random_parameters(SHAPES)
+    with SGD(params.items(), shared_root, lr=LR, deltas=4, delta_max=1, durable_every=1) as optimizer:
+        names = {name: shared_root / name for name in SHAPES}
+        before = {name: path.read_bytes() for name, path in names.items()}
+        for number in range(3):
+            give(params, number)
+            optimizer.send_gradients()
+            at, = hitrain.deltas(shared_root)
+            mixed = {name: path.read_bytes() for name, path in names.items()}
+            assert at.whole and at.step == 0 and all(mixed[name] != before[name] for name in names)
+            assert list(hitrain.deltas(shared_root, since=at)) == []
+            optimizer.abort()
+            again, = hitrain.deltas(shared_root, since=at)
+            assert again.whole and again.step == 0 and {name: path.read_bytes() for name, path in names.items()} == before
+            assert list(hitrain.deltas(shared_root, since=again)) == []
+
+
 def test_wrong_uses_are_refused_with_a_reason(shared_root):
     params = random_parameters(SHAPES)
     for wrong in {'deltas': -1}, {'deltas': 129}, {'delta_max': 2.0}, {'delta_dtype': torch.float16}:

@@ -27,7 +27,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 import torch
 
 from hitrain import _packs
-from hitrain._safetensors import FLOATS, Tensor, tensors_of
+from hitrain._safetensors import FLOATS, Tensor, read_bytes, tensors_of
 from hitrain._words import HIDDEN, attribute
 
 FORMAT, VERSION = 'hitrain-delta', '1'
@@ -110,11 +110,11 @@ def _follow(root: str, at: Optional[Delta]) -> Iterator[Delta]:
 
 
 def _newest(root: str) -> Delta:
-    """Without its changes. A model that has no delta yet is at its step, of no lineage."""
+    """Without its changes. A model that has no delta is at its step, of a lineage that another abort or mount replaces."""
     for _ in range(_TRIES):
         steps = [int(name) for name in os.listdir(_folder(root))]
         if not steps:
-            return Delta(int(attribute(root, 'step') or 0), 0, 0)
+            return Delta(int(attribute(root, 'step') or 0), 0, int(attribute(root, 'delta_lineage')))
         with contextlib.suppress(FileNotFoundError):  # the chain was cut
             return _read(root, max(steps), changes=False)
     raise OSError(f'{_folder(root)}: steps go faster than they can be read')
@@ -151,15 +151,9 @@ def _opened(path: str) -> io.BufferedReader:
 
 
 def _load(f: io.BufferedReader, t: Tensor) -> torch.Tensor:
-    dtype = {**FLOATS, **_INTEGERS}[t.dtype]
     data = bytearray(t.size)
-    view, done = memoryview(data), 0
-    while done < t.size:
-        n = os.preadv(f.fileno(), [view[done:]], t.at + done)
-        if n == 0:
-            raise ValueError(f'{t.path} ends within {t.name}')
-        done += n
-    return torch.frombuffer(data, dtype=dtype)
+    read_bytes(f.fileno(), memoryview(data), t.at, t)
+    return torch.frombuffer(data, dtype={**FLOATS, **_INTEGERS}[t.dtype])
 
 
 def _members(root: str, name: str, change: Change) -> Dict[str, Change]:

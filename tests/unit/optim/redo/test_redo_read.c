@@ -214,7 +214,7 @@ static int decide_all(const uint8_t *file, uint64_t elements_off)
 /* Its delta says that readers take the model: the numbers are of another store. */
 static void check_whole(uint64_t step)
 {
-    struct ht_optim_delta *d;
+    struct ht_delta *d;
     struct ht_delta_stat st;
 
     ck_assert_int_eq(ht_optim_delta_open(w.o, ROOT, step, &d), 0);

@@ -19,9 +19,9 @@ static struct ht_delta_steps steps(void)
     return s;
 }
 
-static struct ht_optim_delta *open_delta(uint64_t step)
+static struct ht_delta *open_delta(uint64_t step)
 {
-    struct ht_optim_delta *d = NULL;
+    struct ht_delta *d = NULL;
 
     ck_assert_int_eq(ht_optim_delta_open(w.o, ROOT, step, &d), 0);
     return d;
@@ -29,7 +29,7 @@ static struct ht_optim_delta *open_delta(uint64_t step)
 
 static struct ht_delta_stat stat_of(uint64_t step)
 {
-    struct ht_optim_delta *d = open_delta(step);
+    struct ht_delta *d = open_delta(step);
     struct ht_delta_stat st;
 
     ht_optim_delta_stat(d, &st);
@@ -97,27 +97,26 @@ static uint64_t index_at(const uint8_t *indices, size_t bytes, uint64_t k)
 }
 
 /* Reads in pieces of any size. */
-static uint8_t *read_in_pieces(struct ht_optim_delta *d, size_t i, bool values, uint64_t bytes)
+static uint8_t *read_in_pieces(struct ht_delta *d, size_t i, bool values, uint64_t bytes)
 {
     uint8_t *all = malloc(bytes + 8);
     uint64_t at = 0;
 
     while (at < bytes) {
         size_t len = ht_min_u64(fixture_random(&w) % 30000 + 1, bytes + 8 - at);
-        ssize_t n =
-            values ? ht_optim_delta_values(d, i, at, all + at, len) : ht_optim_delta_indices(d, i, at, all + at, len);
+        ssize_t n = ht_optim_delta_read(d, i, values, at, all + at, len);
         ck_assert_int_eq(n, (ssize_t)ht_min_u64(len, bytes - at));
         at += (uint64_t)n;
     }
-    ck_assert_int_eq(ht_optim_delta_values(d, i, bytes, all, 8), 0);
+    ck_assert_int_eq(ht_optim_delta_read(d, i, true, bytes, all, 8), 0);
     return all;
 }
 
-static void apply_change(struct ht_optim_delta *d, size_t i)
+static void apply_change(struct ht_delta *d, size_t i)
 {
     struct ht_delta_change c;
 
-    ht_optim_delta_change(d, i, &c);
+    c = *ht_optim_delta_change(d, i);
     struct test_param *p = param_of(c.oid);
     size_t size = kept_bytes(p);
     ck_assert_uint_eq(c.elements, p->n);
@@ -147,7 +146,7 @@ static void follow(void)
     uint64_t next = reader.step + 1 > s.first ? reader.step + 1 : s.first;
 
     for (uint64_t step = next; step <= s.last; step++) {
-        struct ht_optim_delta *d = open_delta(step);
+        struct ht_delta *d = open_delta(step);
         struct ht_delta_stat st;
         ht_optim_delta_stat(d, &st);
         bool whole = !st.base_step || st.base_step != reader.step || st.lineage != reader.lineage;
@@ -249,12 +248,12 @@ TEST(sums_of_gradients_and_partial_ones_have_deltas)
         close_grad(g);
         free(bytes);
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-        struct ht_optim_delta *d = open_delta(2 * step);
+        struct ht_delta *d = open_delta(2 * step);
         struct ht_delta_change c;
         struct ht_delta_stat st;
         ht_optim_delta_stat(d, &st);
         ck_assert_uint_eq(st.params, 1);
-        ht_optim_delta_change(d, 0, &c);
+        c = *ht_optim_delta_change(d, 0);
         ck_assert_uint_eq(c.oid, w.param[0].oid);
         ck_assert_uint_le(c.changed, 40000);
         ht_optim_delta_close(d);
@@ -267,7 +266,7 @@ TEST(sums_of_gradients_and_partial_ones_have_deltas)
 TEST(nan_and_negative_zero_are_compared_by_their_bits)
 {
     static const uint32_t odd[] = {0x7fc01234, 0xffc00000, 0x7fc00000, 0x80000000, 0, 0x7f800000, 1};
-    struct ht_optim_delta *d;
+    struct ht_delta *d;
     struct ht_delta_change c;
     uint8_t *zeros, *index;
     uint64_t named = 0;
@@ -292,7 +291,7 @@ TEST(nan_and_negative_zero_are_compared_by_their_bits)
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     follow();
     d = open_delta(5);
-    ht_optim_delta_change(d, 0, &c);
+    c = *ht_optim_delta_change(d, 0);
     index = read_in_pieces(d, 0, false, c.changed * 4);
     for (uint64_t k = 0; k < c.changed; k++)
         named |= UINT64_C(1) << (index_at(index, 4, k) - 1000);
@@ -323,10 +322,9 @@ TEST(a_delta_takes_at_most_seven_bytes_for_an_element)
     ck_assert_uint_eq(steps().first, 3);
     uint64_t content = 0;
     lock(w.o);
-    const struct ht_deltas *s = ht_opt_root_find(w.o, ROOT)->deltas;
-    for (size_t i = 0; i < s->count; i++) {
-        ck_assert_uint_le(s->kept[i]->bytes, 7 * s->kept[i]->changed);
-        content += s->kept[i]->bytes;
+    ht_list_for_each_entry(d, &ht_opt_root_find(w.o, ROOT)->deltas.kept, const struct ht_delta, of_root) {
+        ck_assert_uint_le(d->bytes, 7 * d->changed);
+        content += d->bytes;
     }
     unlock(w.o);
     ck_assert_uint_gt(content, 0);
@@ -357,9 +355,33 @@ TEST(a_step_that_changes_too_much_is_whole_and_the_next_one_is_not)
     free(g);
 }
 
+/* A model of which each step changes all is noted in one of 16 steps, until one changes less. */
+TEST(steps_that_change_too_much_are_noted_seldom)
+{
+    open_with_param("sgd lr=0.5 delta=on delta_max=0.01", 2, 3000);
+    struct ht_optim_config c = fixture_config("sgd lr=0.5 delta=on delta_max=1");
+    unsigned noted = 0;
+
+    for (unsigned step = 1; step <= 100; step++) {
+        lock(w.o);
+        noted += !ht_opt_root_find(w.o, ROOT)->deltas.skips;
+        unlock(w.o);
+        fixture_send(&w, 0, step, 0);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(base_of(step), 0);
+    }
+    ck_assert_uint_eq(noted, 11); /* the first, which has no base; 2, 3, 5, 9, 17; and each 16th */
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
+    for (unsigned step = 101; step <= 110; step++) {
+        fixture_send(&w, 0, step, 0);
+        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+        ck_assert_uint_eq(base_of(step), step - 1);
+    }
+}
+
 TEST(the_words_bound_what_is_kept)
 {
-    struct ht_optim_delta *d;
+    struct ht_delta *d;
     struct ht_optim_config c = fixture_config("adamw lr=1e-2 delta=on delta_max=1 delta_keep=3");
     uint64_t before;
 
@@ -381,7 +403,7 @@ TEST(the_words_bound_what_is_kept)
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
     ck_assert_uint_eq(steps().first, 9);
     struct ht_delta_change change;
-    ht_optim_delta_change(d, 0, &change);
+    change = *ht_optim_delta_change(d, 0);
     free(read_in_pieces(d, 0, true, change.changed * dtype_bytes(change.dtype)));
     ht_optim_delta_close(d);
     c.delta = false;
@@ -415,7 +437,7 @@ TEST(a_full_store_gives_deltas_up_first)
     ck_assert_uint_le(steps().first, 2);
     uint64_t first = steps().first, bytes = fixture_stat(&w).delta_bytes;
     ck_assert_uint_gt(ht_store_could_give(w.s), bytes / 2);
-    struct ht_optim_delta *d = open_delta(first + 1);
+    struct ht_delta *d = open_delta(first + 1);
     ck_assert(!ht_store_has_space(w.s, ht_store_available(w.s) + HT_BLOCK_BYTES));
     ck_assert_int_eq(ht_store_make_space(w.s, true), 0);
     ck_assert_uint_ge(steps().first, first + 2); /* the one that is open gives nothing */
@@ -423,7 +445,7 @@ TEST(a_full_store_gives_deltas_up_first)
     ck_assert_uint_eq(steps().last, 10);
     /* A reader has it still. */
     struct ht_delta_change c;
-    ht_optim_delta_change(d, 0, &c);
+    c = *ht_optim_delta_change(d, 0);
     free(read_in_pieces(d, 0, false, c.changed * 4));
     ht_optim_delta_close(d);
     follow();
@@ -596,7 +618,7 @@ static atomic_bool stop;
 /* What a delta says does not change while steps run, and a delta that is open stays. */
 static void *read_again(void *arg)
 {
-    struct ht_optim_delta *d = arg;
+    struct ht_delta *d = arg;
     struct ht_delta_change c;
     struct ht_delta_stat st;
     uint64_t first = 0;
@@ -605,12 +627,12 @@ static void *read_again(void *arg)
     for (unsigned round = 0; round < 3 || !stop; round++) {
         uint64_t hash = 0;
         for (size_t i = 0; i < st.params; i++) {
-            ht_optim_delta_change(d, i, &c);
+            c = *ht_optim_delta_change(d, i);
             uint64_t bytes = c.changed * dtype_bytes(c.dtype);
             uint8_t *all = malloc(bytes);
-            ck_assert_int_eq(ht_optim_delta_values(d, i, 0, all, bytes), (ssize_t)bytes);
+            ck_assert_int_eq(ht_optim_delta_read(d, i, true, 0, all, bytes), (ssize_t)bytes);
             hash = ht_hash64(all, bytes, hash);
-            ck_assert_int_eq(ht_optim_delta_indices(d, i, 0, all, bytes), (ssize_t)bytes);
+            ck_assert_int_eq(ht_optim_delta_read(d, i, false, 0, all, bytes), (ssize_t)bytes);
             hash = ht_hash64(all, bytes, hash);
             free(all);
         }
@@ -623,7 +645,7 @@ static void *read_again(void *arg)
 TEST(two_readers_read_while_steps_run)
 {
     pthread_t thread[2];
-    struct ht_optim_delta *d[2];
+    struct ht_delta *d[2];
 
     begin("adamw lr=1e-2 delta=on delta_max=1 delta_keep=2", 2);
     fixture_train(&w, 1, 7);
