@@ -40,7 +40,7 @@ READ_MIN, SECOND_MIN, RESTORE_MAX = 0.9, 0.95, 0.05
 CHUNK_RECORD_BYTES, RECORD_MAX = 60, 1.1
 REFUSAL_MAX_MS, REFUSALS, SILENT_S = 10, 20, 3
 BESIDE_MIN, SUM_MIN, SLOWED_MIN, LEAST_MAX = 0.98, 0.95, 0.9, 1.05
-LINEAR_MAX = 1.25
+LINEAR_MAX, AIM = 1.25, 10**8
 FOUND_STEPS, SLOW_STEPS = 2, 5     # in which weights are found; after the slow-down
 COMMITS = 30
 LARGE = 2                          # files of the cold model
@@ -427,6 +427,9 @@ def many(b):
                 b.said(f'{chunks:,} chunks: {what} {seconds:.2f} s, {processor:.2f} s of the processor, {processor / chunks * 1e9:.0f} ns and '
                        f'{memory / chunks:.1f} bytes of memory a chunk')
     _, first, *others = rows
+    for what, (_, memory, processor) in rows[max(rows)].items():
+        b.said(f'{what} of {AIM:,} chunks, along this line: {processor * AIM / max(rows):.0f} s of the processor, {memory * AIM / max(rows) / (1 << 30):.1f} GiB'
+               ' (the largest log has 88 million)')
     for chunks in others:
         for what in rows[chunks]:
             for name, i in ('processor time', 2), ('memory', 1):
@@ -446,7 +449,7 @@ def parse_args():
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way, of a fast device')
     p.add_argument('--slow-limit', type=int, default=75 * MIB, help='of a slow one, and of the vault')
     p.add_argument('--latency-us', type=int, default=2000, help='of these')
-    p.add_argument('--chunks', default='1e6,4e6', help='in the part many, with commas between; 1e8 needs 13 GiB of memory and of disk')
+    p.add_argument('--chunks', default='1e6,4e6', help='in the part many, with commas between; 8e7 need 10 GB of memory and of disk')
     p.add_argument('--only', default=','.join(PARTS), help='parts, with commas between')
     return p.parse_args()
 
