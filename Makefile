@@ -91,7 +91,7 @@
 ##   bench-cold a cold model beside `get` of whole segments, a local model and a restore; refusals of a silent vault; steps and commits beside
 ##              a slow and a silent device; paths=all beside the sum of both rates; a model four times the fast device; mount and fsck
 ##              of 1e6 and 4e6 cold chunks; 6 minutes; ONLY=vault,beside,paths,state,many takes some of these; RUNS= STEPS= ELEMENTS=
-##              CHUNKS=1e6,8e7 (10 GB of memory and disk; the largest log has 8.8e7); build/bench/cold.jsonl
+##              DEVICE= CHUNKS=1e6,8e7 (10 GB of memory and disk; the largest log has 8.8e7); build/bench/cold.jsonl
 ##   bench-muon a step of hitrain.Muon with everything resident, beside torch.optim.Muon; RUNS=, WIDTH= and BLOCKS=; 2 minutes;
 ##              build/bench/muon.jsonl
 ##   bench-moe  bytes of a step of 64 experts of which 4 are used, beside a model of those alone; 1 minute; build/bench/moe.jsonl

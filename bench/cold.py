@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cold models and slow devices cost: reads from a vault, and steps on and beside a slow device.
 
-Run it with `make bench-cold`, as root; ONLY= takes some of the parts. All devices are of memory, with a speed of their own; slow ones and
-that of the vault have a latency, too (steady_device.c). So no disk of this machine is in the figures. What is compared takes turns, and
-figures are medians over runs. All of them go to cold.jsonl. Missed targets are named at the end.
+Run it with `make bench-cold`, as root; ONLY= takes some of the parts. Devices are of memory, with a speed of their own; slow ones and
+that of the vault have a latency, too (steady_device.c). So no disk of this machine is in the figures. They take processor time. The part
+paths needs that, so its fast device is a file that a cgroup limits. DEVICE=steady or limited takes one kind in all parts. What is compared
+takes turns, and figures are medians over runs. All of them go to cold.jsonl. Missed targets are named at the end.
 
 vault   a cold model: its first read beside `get` of whole segments, its second one beside that of a local model; `restore --cold`
         beside a restore, its log; refusals when the program of the vault stands still
@@ -29,7 +30,7 @@ import time
 
 import recovery
 from common import BUILD, PROGRAMS, SteadyDevice, Table, begin, check_elements, give_up, machine, run, wait_for
-from step import FILES, MIB, SETUP_SECONDS_MAX, Store
+from step import FILES, MIB, SETUP_SECONDS_MAX, Device, Store
 from step_devices import BYTES, DRAM, timed_steps
 from vault import CTL, Vault, contents, seconds_of, write_file
 
@@ -49,11 +50,18 @@ CAPACITY_TIMEOUT_S = 2
 TIMES_FAST = 4
 
 
+def fast_device(folder, size, args, usual='steady'):
+    if (args.device or usual) == 'steady':
+        return SteadyDevice(folder, size, args.limit)
+    return Device(folder, size, args.limit, f'hitrain-{folder.parent.name}-{folder.name}')
+
+
 class Devices:
     """A fast and a slow one; what step.Store needs of a device."""
 
-    def __init__(self, folder, args, name, fast_bytes, slow_bytes):
-        self.fast = SteadyDevice(folder / name / 'fast', fast_bytes, args.limit)
+    def __init__(self, folder, args, name, fast_bytes, slow_bytes, usual='steady'):
+        (folder / name).mkdir()
+        self.fast = fast_device(folder / name / 'fast', fast_bytes, args, usual)
         self.slow_one = SteadyDevice(folder / name / 'slow', slow_bytes, args.slow_limit, args.latency_us)
         self.group = self.fast.group
 
@@ -131,7 +139,7 @@ class Cold:
     def __init__(self, b):
         self.b, self.chunks = b, b.args.cold_mib
         self.count = self.chunks * MIB
-        self.device = SteadyDevice(b.folder / 'cold', self.count * 5 + (1 << 30), b.args.limit)
+        self.device = fast_device(b.folder / 'cold', self.count * 5 + (1 << 30), b.args)
         self.store = Store(self.device, b.folder / 'cold', self.count // 4, LARGE)
         size = self.count + self.count // 8 + 256 * MIB
         self.vault = Vault(b.folder, SteadyDevice(b.folder / 'vault', size, b.args.slow_limit, b.args.latency_us))
@@ -281,7 +289,7 @@ class Silent:
 def beside(b):
     """Two stores: one without a slow device, one with it."""
     args, size = b.args, 8 * b.args.elements * BYTES // 2 + (1 << 30)
-    alone = Store(SteadyDevice(b.folder / 'alone', size, args.limit), b.folder / 'alone', args.elements, FILES)
+    alone = Store(fast_device(b.folder / 'alone', size, args), b.folder / 'alone', args.elements, FILES)
     both = Wide(Devices(b.folder, args, 'both', size, size), b.folder / 'both', args.elements, FILES)
     small = {}
     for store, options in (alone, ()), (both, (f'capacity_timeout={CAPACITY_TIMEOUT_S}',)):
@@ -320,7 +328,7 @@ def beside(b):
 def paths(b):
     elements = 2 * b.args.elements
     count = elements * BYTES
-    d = Devices(b.folder, b.args, 'paths', 6 * count + (1 << 30), 3 * count + (1 << 30))
+    d = Devices(b.folder, b.args, 'paths', 6 * count + (1 << 30), 3 * count + (1 << 30), 'limited')
     store = Wide(d, b.folder / 'paths', elements, FILES, 'all')
     rows = []
     for n in range(b.args.runs):
@@ -372,7 +380,7 @@ class ManyStore(recovery.Store):
     """A cold model whose blocks are in no segment: its log is real, and nothing else of it is there."""
 
     def __init__(self, folder, chunks):
-        (folder / 'mnt').mkdir(exist_ok=True)
+        (folder / 'mnt').mkdir(parents=True, exist_ok=True)
         super().__init__(folder, chunks, 0)
 
     def fill(self):
@@ -417,7 +425,7 @@ def many(b):
     """Beyond what a store without chunks takes. Processor time counts: other programs disturb it least."""
     rows = {}
     for chunks in (0, *sorted(int(float(n)) for n in b.args.chunks.split(','))):
-        s = ManyStore(b.folder, chunks)
+        s = ManyStore(b.folder / 'many', chunks)
         times = 3 if chunks < 1e7 else 1
         rows[chunks] = {what: tuple(map(min, zip(*(measure() for _ in range(times))))) for what, measure in (('mount', s.mounted_once), ('fsck', s.checked_once))}
         if chunks:
@@ -449,6 +457,7 @@ def parse_args():
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way, of a fast device')
     p.add_argument('--slow-limit', type=int, default=75 * MIB, help='of a slow one, and of the vault')
     p.add_argument('--latency-us', type=int, default=2000, help='of these')
+    p.add_argument('--device', choices=('steady', 'limited'), help='what fast devices are: limited in the part paths, else steady')
     p.add_argument('--chunks', default='1e6,4e6', help='in the part many, with commas between; 8e7 need 10 GB of memory and of disk')
     p.add_argument('--only', default=','.join(PARTS), help='parts, with commas between')
     return p.parse_args()
