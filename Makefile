@@ -89,6 +89,10 @@
 ##              what an archiver and a silent vault cost steps; archive, restore and copies that follow beside what bounds them; bytes of
 ##              an elastic restore; a made-up vault of 3 million segments; 5 minutes; ONLY=train,copy,elastic,follow,sim takes some of
 ##              these; RUNS= STEPS= ELEMENTS= LIMIT= SEGMENTS=; build/bench/vault.jsonl
+##   bench-cold a cold model beside `get` of whole segments, a local model and a restore; refusals of a silent vault; steps and commits beside
+##              a slow and a silent device; paths=all beside the sum of both rates; a model four times the fast device; mount and fsck
+##              of 1e6 and 4e6 cold chunks; 6 minutes; ONLY=vault,beside,paths,state,many takes some of these; RUNS= STEPS= ELEMENTS=
+##              DEVICE= CHUNKS=1e6,8e7 (10 GB of memory and disk; the largest log has 8.8e7); build/bench/cold.jsonl
 ##   bench-muon a step of hitrain.Muon with everything resident, beside torch.optim.Muon; RUNS=, WIDTH= and BLOCKS=; 2 minutes;
 ##              build/bench/muon.jsonl
 ##   bench-moe  bytes of a step of 64 experts of which 4 are used, beside a model of those alone; 1 minute; build/bench/moe.jsonl
@@ -485,6 +489,7 @@ bench_deps_meta := bench-meta
 bench_deps_path := bench-path
 bench_deps_space := bench-space
 bench_deps_step := bench-step
+bench_needs_cold := bench/steady_device bench/recovery_maker
 bench_needs_gate := bench/steady_device
 bench_needs_kernel := bench/bench_kernel
 bench_needs_meta := bench/meta_client
@@ -495,7 +500,7 @@ bench_needs_space := bench/bench_codec
 bench_needs_step := bench/step_client
 # RUNS=3 is --runs=3 of the script; DEVICES=2, REDO=1, FORMS=1 and DELTAS=1 are words without a value.
 bench_knobs := RUNS:runs STEPS:steps ELEMENTS:elements AGAINST:against BEFORE:before DEVICE:device DTYPE:dtype WIDTH:width \
-	BLOCKS:layers LIMIT:limit ONLY:only JOBS:jobs SEGMENTS:segments
+	BLOCKS:layers LIMIT:limit ONLY:only JOBS:jobs SEGMENTS:segments CHUNKS:chunks
 knob_of = $(firstword $(subst :, ,$(1)))
 bench_args = $(foreach k,$(bench_knobs),$(if $($(call knob_of,$(k))),'--$(lastword $(subst :, ,$(k)))=$($(call knob_of,$(k)))')) \
 	$(if $(DEVICES),--devices) $(if $(REDO),--redo) $(if $(FORMS),--forms) $(if $(DELTAS),--deltas)

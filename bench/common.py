@@ -148,3 +148,72 @@ class SpeedLimit:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.1)
+
+
+class SteadyDevice:
+    """A loop device of memory with a speed and a latency of its own (steady_device.c), which all programs have while it is slow."""
+
+    def __init__(self, folder, size, limit, latency_us=0):
+        self.limit, self.latency_us, self.group = limit, latency_us, NoGroup()
+        point = folder / 'steady'
+        point.mkdir(parents=True)
+        self.daemon = subprocess.Popen([BUILD / 'bench/steady_device', point, str(size)], stdin=subprocess.PIPE, text=True,
+                                       start_new_session=True)
+        wait_for(lambda: is_mounted(point) or self.daemon.poll() is not None, 'a mount of steady_device')
+        atexit.register(self.stop, point)
+        self.path = run('losetup', '--find', '--show', '--direct-io=on', point / 'device')
+        atexit.register(run, 'losetup', '--detach', self.path)
+        atexit.register(self.silence, False)
+
+    def stop(self, point):
+        """The loop device goes a moment after it is detached."""
+        run('umount', '--lazy', point)
+        self.daemon.wait(SECONDS_MAX)
+
+    def slow(self, on):
+        self.daemon.stdin.write(f'{int(self.limit)} {self.latency_us}\n' if on else '0\n')
+        self.daemon.stdin.flush()
+
+    def silence(self, on):
+        """It answers nothing while it is silent."""
+        self.daemon.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+
+    def counters(self):
+        return device_counters(self.path)
+
+    def run(self, *args, seconds_max=SECONDS_MAX):
+        return run(*args, seconds_max=seconds_max)
+
+
+class NoGroup:
+    def enter(self):
+        """For preexec_fn."""
+
+
+def device_counters(path):
+    """Bytes read and written."""
+    with open(f'/sys/block/{os.path.basename(path)}/stat') as f:
+        words = f.read().split()
+    return int(words[2]) * 512, int(words[6]) * 512
+
+
+class Table:
+    """Figures, beside their targets as they come. missed counts those that are not met."""
+
+    def __init__(self):
+        self.rows, self.missed, self.began = [], 0, time.monotonic()
+
+    def said(self, text):
+        print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
+
+    def figure(self, what, value, unit, target=None, most=True):
+        """A row of the table."""
+        row = {'what': what, 'value': value, 'unit': unit}
+        text = f'  {what:44}{value:12.4g} {unit:10}'
+        if target is not None:
+            met = value <= target if most else value >= target
+            self.missed += not met
+            row.update(target=target, met=met)
+            text += f'  target: at {"most" if most else "least"} {target:g}{"" if met else "   MISSED"}'
+        self.rows.append(row)
+        print(text, flush=True)

@@ -15,7 +15,6 @@ and so delays reads itself. On both fio reads 1 MiB after the same pauses from t
 fio that keeps one request of 1 MiB in flight. No gate is there.
 """
 import argparse
-import atexit
 import json
 import os
 import pathlib
@@ -25,7 +24,7 @@ import sys
 import threading
 import time
 
-from common import BUILD, PROGRAMS, SECONDS_MAX, begin, is_mounted, machine, run, wait_for
+from common import BUILD, PROGRAMS, SteadyDevice, begin, machine, run
 from path_sides import MIB, Devices, Hitrain
 
 TENSOR, TENSORS = 64 * MIB, 12
@@ -35,32 +34,12 @@ LIMIT = 300 * MIB
 
 
 class SteadyDevices(Devices):
-    """One device, of memory, that has its speed by itself. Members of its group are not limited."""
+    """One device that has its speed by itself. Members of its group are not limited."""
 
     def __init__(self, folder, sizes, limit):  # pylint: disable=super-init-not-called
         (name, size), = sizes.items()
-        self.limit, self.group = limit, NoGroup()
-        point = folder / 'steady'
-        point.mkdir()
-        self.daemon = subprocess.Popen([BUILD / 'bench/steady_device', point, str(size)], stdin=subprocess.PIPE, text=True)
-        wait_for(lambda: is_mounted(point) or self.daemon.poll() is not None, 'a mount of steady_device')
-        atexit.register(self.stop, point)
-        self.paths = {name: run('losetup', '--find', '--show', '--direct-io=on', point / 'device')}
-        atexit.register(run, 'losetup', '--detach', self.paths[name])
-
-    def stop(self, point):
-        """The loop device goes a moment after it is detached."""
-        run('umount', '--lazy', point)
-        self.daemon.wait(SECONDS_MAX)
-
-    def slow(self, on):
-        self.daemon.stdin.write(f'{self.limit if on else 0}\n')
-        self.daemon.stdin.flush()
-
-
-class NoGroup:
-    def enter(self):
-        """For preexec_fn."""
+        self.device = SteadyDevice(folder, size, limit)
+        self.group, self.paths, self.slow = self.device.group, {name: self.device.path}, self.device.slow
 
 
 class Store(Hitrain):

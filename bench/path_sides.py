@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 
-from common import (BUILD, PROGRAMS, SECONDS_MAX, TOP, SpeedLimit, give_up, is_mounted, make_loop_device, run, wait_for)
+from common import (BUILD, PROGRAMS, SECONDS_MAX, TOP, SpeedLimit, device_counters, give_up, is_mounted, make_loop_device,
+                    run, wait_for)
 
 CLIENT = BUILD / 'bench/path_client'
 MINIMAL = TOP / 'build/deps/bench/passthrough_hp'
@@ -43,9 +44,7 @@ class Devices:
         return run(*args, seconds_max=seconds_max, preexec_fn=self.group.enter)
 
     def counters(self, name):
-        with open(f'/sys/block/{os.path.basename(self.paths[name])}/stat') as f:
-            words = f.read().split()
-        return int(words[2]) * 512, int(words[6]) * 512
+        return device_counters(self.paths[name])
 
 
 def touch_memory(size):

@@ -50,7 +50,7 @@ class Store:
         self.log_bytes = int(chunks * RECORD_BYTES / CLAIM_SHARE * 1.1) // MIB * MIB + (8 if chunks else 1) * MIB
         self.image.unlink(missing_ok=True)
         self.image.touch()
-        os.truncate(self.image, chunks * bytes_each + 2 * self.log_bytes + 512 * MIB)
+        os.truncate(self.image, max(chunks * bytes_each + 2 * self.log_bytes + 512 * MIB, 5 * self.log_bytes))    # the log is at most a fourth
         run(PROGRAMS / 'mkfs.hitrain', f'--log-size={self.log_bytes}', self.image)
         if chunks:
             self.fill()

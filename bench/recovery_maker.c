@@ -4,7 +4,8 @@
  *
  * Stored content is zeros of a sparse image, so only the size of the image bounds the number of chunks. The engine
  * itself writes records, frames, checksums and both copies of the log. Places are taken in a scattered order, as in a
- * store that has been used for a while. The store is left as a crash leaves it.
+ * store that has been used for a while. With --cold they are those of a vault, one behind the other, and no segment is
+ * there. The store is left as a crash leaves it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,12 +22,15 @@
 enum { RECORDS_PER_GROUP = 512, STAGING_BYTES = 16 << 20, DRAM_BYTES = 8 << 20 };
 /* from the log's end to the first of our places: space for the daemon's own writes */
 #define APART_BYTES (256 * HT_MIB)
+/* Blocks of 1 MiB in a segment, behind its header. */
+enum { OF_SEGMENT = 31 };
 
 struct maker {
     struct ht_store *store;
     struct ht_participants participants;        /* they know the records of names: the store refuses to lose any */
     uint64_t first_block, chunk_blocks, chunks; /* where and how many */
     uint64_t stored, checksum;
+    bool cold;
 };
 
 static void die(const char *what, int error)
@@ -46,6 +50,8 @@ static uint64_t place_of(const struct maker *m, uint64_t k)
 {
     const uint64_t prime = 2147483647;
 
+    if (m->cold)
+        return k / OF_SEGMENT << HT_VAULT_UNIT_BITS | (1 + k % OF_SEGMENT * m->chunk_blocks);
     return m->first_block + k * prime % m->chunks * m->chunk_blocks;
 }
 
@@ -59,6 +65,7 @@ static void put_chunk(const struct maker *m, struct ht_buf *b, uint64_t oid, uin
                                       .visible = (uint32_t)m->stored,
                                       .checksum = m->checksum,
                                       .block = place,
+                                      .device = m->cold ? HT_DEVICE_VAULT : 0,
                                       .codec = HT_CODEC_RAW});
 }
 
@@ -101,7 +108,7 @@ static void open_store(struct maker *m, const char *path, struct ht_dev **dev)
     m->checksum = ht_store_checksum(m->store, zeros, m->stored);
     m->first_block = (sb->log_offset[0] + sb->log_bytes + APART_BYTES) / HT_BLOCK_BYTES;
     free(zeros);
-    if ((m->first_block + m->chunks * m->chunk_blocks) * HT_BLOCK_BYTES > sb->log_offset[1])
+    if (!m->cold && (m->first_block + m->chunks * m->chunk_blocks) * HT_BLOCK_BYTES > sb->log_offset[1])
         die("the image is too small", -ENOSPC);
 }
 
@@ -112,8 +119,11 @@ int main(int argc, char **argv)
     uint64_t each;
 
     ht_stdio_fds_open();
+    m.cold = argc > 1 && strcmp(argv[1], "--cold") == 0;
+    argc -= m.cold;
+    argv += m.cold;
     if (argc < 5) {
-        fputs("usage: recovery_maker IMAGE STORED-BYTES CHUNKS-EACH OBJECT...\n", stderr);
+        fputs("usage: recovery_maker [--cold] IMAGE STORED-BYTES CHUNKS-EACH OBJECT...\n", stderr);
         return 2;
     }
     m.stored = strtoull(argv[2], NULL, 0);

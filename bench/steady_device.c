@@ -2,10 +2,12 @@
 /*
  * steady_device.c - a file that is as fast as a device of a steady speed. Requests of one direction are served one
  * after the other, in the order in which they come, each in its bytes over the speed. So a request waits for those
- * before it and for nothing else, where the limit of a cgroup lets requests pass in portions.
+ * before it and for nothing else, where the limit of a cgroup lets requests pass in portions. The answer to each comes
+ * a latency later, during which others are served: that of a disk, or of a network.
  *
  * `steady_device FOLDER BYTES` mounts a file `device` of so many bytes, in memory, on the folder, until that is
- * unmounted. Each line of its input is a speed from then on, in bytes a second each way; 0: no limit.
+ * unmounted. Each line of its input is a speed from then on, in bytes a second each way, with a latency in microseconds
+ * behind it, or none; 0: no limit.
  */
 #define FUSE_USE_VERSION FUSE_MAKE_VERSION(3, 17)
 
@@ -25,7 +27,8 @@ enum way { READ, WRITE, WAYS };
 
 static struct {
     pthread_mutex_t lock;
-    uint64_t bytes_per_s;   /* 0: no limit */
+    uint64_t bytes_per_s; /* 0: no limit */
+    uint64_t latency_ns;
     uint64_t free_ns[WAYS]; /* the device ends the last request that came */
 } speed = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -45,7 +48,7 @@ static void take_turn(enum way way, size_t bytes)
     uint64_t at = (uint64_t)now.tv_sec * GIGA + (uint64_t)now.tv_nsec;
     speed.free_ns[way] =
         ht_max_u64(speed.free_ns[way], at) + (uint64_t)((double)bytes / (double)speed.bytes_per_s * GIGA);
-    at = speed.free_ns[way];
+    at = speed.free_ns[way] + speed.latency_ns;
     pthread_mutex_unlock(&speed.lock);
     const struct timespec until = {.tv_sec = (time_t)(at / GIGA), .tv_nsec = (long)(at % GIGA)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL))
@@ -106,6 +109,7 @@ static int sync_device(const char *path, int only_content, struct fuse_file_info
     (void)path;
     (void)only_content;
     (void)fi;
+    take_turn(WRITE, 0);
     return 0;
 }
 
@@ -130,9 +134,11 @@ static void *read_speeds(void *unused)
     char line[64];
 
     while (fgets(line, sizeof(line), stdin)) {
-        uint64_t bytes_per_s = strtoull(line, NULL, 10);
+        char *end;
+        uint64_t bytes_per_s = strtoull(line, &end, 10), latency_us = strtoull(end, NULL, 10);
         pthread_mutex_lock(&speed.lock);
         speed.bytes_per_s = bytes_per_s;
+        speed.latency_ns = latency_us * 1000;
         pthread_mutex_unlock(&speed.lock);
     }
     return unused;

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import time
 
-from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, begin, check_elements, give_up, is_mounted,
+from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, begin, check_elements, device_counters, give_up, is_mounted,
                     make_loop_device, run, wait_for)
 from reachable import clipped_over_plain
 
@@ -67,6 +67,7 @@ PAIRS = [(Case(name, resident, 1, 3, gradients=gradients), Case(f'{name}, clippe
 
 class Device:
     def __init__(self, folder, size, limit, name='hitrain-bench'):
+        folder.mkdir(exist_ok=True)
         self.path = make_loop_device(folder / 'image', size)
         atexit.register(run, 'losetup', '--detach', self.path)
         self.limit = limit
@@ -77,9 +78,7 @@ class Device:
         self.group.set(self.limit if on else 0)
 
     def counters(self):
-        with open(f'/sys/block/{os.path.basename(self.path)}/stat') as f:
-            words = f.read().split()
-        return int(words[2]) * 512, int(words[6]) * 512
+        return device_counters(self.path)
 
     def run(self, *args, seconds_max=SECONDS_MAX):
         """In the group, so at the limit while it is on."""
@@ -108,7 +107,7 @@ class Store:
     def __init__(self, device, folder, elements, files, devices=None):
         self.device, self.elements, self.files = device, elements, files
         self.programs = PROGRAMS
-        self.devices = devices or [device.path]
+        self.devices = self.format_words = devices or [device.path]
         self.point = folder / 'mnt'
         self.point.mkdir(exist_ok=True)
         self.log = folder / 'log'
@@ -119,7 +118,7 @@ class Store:
     def format(self, dtype='f32', element_bytes=4):
         self.element_bytes = element_bytes
         self.device.slow(False)
-        run(self.programs / 'mkfs.hitrain', '--force', '--no-discard', *self.devices)
+        run(self.programs / 'mkfs.hitrain', '--force', '--no-discard', *self.format_words)
         self.start(1 << 30)
         root = self.point / 'model'
         root.mkdir()

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import time
 
-from common import BUILD, PROGRAMS, begin, check_elements, run
+from common import BUILD, PROGRAMS, Table, begin, check_elements, run
 from step import FILES, MIB, SETUP_SECONDS_MAX, Device, Store
 
 RETAIN = 2
@@ -36,30 +36,16 @@ PIPE_MIN = 0.9        # of the lower of device and pipe
 CHANGES_MAX = 1.05    # of the bytes that differ, for the stream and for reads
 
 
-class Bench:
+class Bench(Table):
     def __init__(self, args, folder):
+        super().__init__()
         self.args, self.folder = args, folder
         self.model_bytes = args.elements * STATE_BYTES
         space = self.model_bytes * (RETAIN + 7) + 4 * args.elements
         self.device = Device(folder, space + space // 16 + (1 << 30), args.limit)
         self.store = Store(self.device, folder, args.elements, FILES)
         self.root = self.store.point / 'model'
-        self.rows, self.missed, self.began, self.number = [], 0, time.monotonic(), 1
-
-    def said(self, text):
-        print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
-
-    def figure(self, what, value, unit, target=None, most=True):
-        """A row of the table."""
-        row = {'what': what, 'value': value, 'unit': unit}
-        text = f'  {what:44}{value:12.4g} {unit:10}'
-        if target is not None:
-            met = value <= target if most else value >= target
-            self.missed += not met
-            row.update(target=target, met=met)
-            text += f'  target: at {"most" if most else "least"} {target:g}{"" if met else "   MISSED"}'
-        self.rows.append(row)
-        print(text, flush=True)
+        self.number = 1
 
     def start(self, words='', slow=True):
         self.store.start(DRAM, f'adamw lr=1e-3 {words}')

@@ -46,11 +46,9 @@ SIM = pathlib.Path(__file__).with_name('vault_sim.py')
 class Vault:
     """The folder of an ext4 on a device of its own. Programs that use it run in its group."""
 
-    def __init__(self, folder, size, limit):
-        self.point, self.folder = folder / 'mnt-vault', folder / 'vault'
+    def __init__(self, folder, device):
+        self.point, self.device = folder / 'mnt-vault', device
         self.point.mkdir()
-        self.folder.mkdir()
-        self.device = Device(self.folder, size, limit, 'hitrain-bench-vault')
         run('mkfs.ext4', '-q', '-E', 'lazy_itable_init=0,lazy_journal_init=0,nodiscard', '-m0', self.device.path)
         atexit.register(self.end)
         run('mount', self.device.path, self.point)
@@ -133,7 +131,7 @@ class Bench(steps.Bench):
     def __init__(self, args, folder):
         super().__init__(args, folder)
         self.folder = folder
-        self.vault = Vault(folder, self.model_bytes * 8 + (1 << 30), args.vault_limit)
+        self.vault = Vault(folder, Device(folder / 'vault', self.model_bytes * 8 + (1 << 30), args.vault_limit, 'hitrain-bench-vault'))
         self.jobs = 0
 
     def start(self, words='', slow=True, dram=steps.DRAM):
@@ -354,7 +352,7 @@ class Follow(step_follow.Pair):
         self.slow(True)
         shutil.rmtree(self.copy.point / 'model', ignore_errors=True)
         self.jobs += 1
-        url, log = f'{self.vault.url}/follow{self.jobs}', self.vault.folder / 'archiver'
+        url, log = f'{self.vault.url}/follow{self.jobs}', self.vault.point.with_name('archiver')
         with open(log, 'w') as out:
             archiver = self.vault.start('archive', self.model.point / 'model', url, '--follow', '--log', stderr=out, stdout=out)
         wait_for(lambda: 'archived step' in log.read_text() or archiver.poll() is not None, 'the base is archived', seconds_max=SETUP_SECONDS_MAX)

@@ -8,7 +8,6 @@ The claim keeps others from ending a step. At any moment, and after a crash, one
 other one is in a staging directory, which the next program removes.
 """
 import os
-import secrets
 import time
 
 from archive_command import put
@@ -122,7 +121,7 @@ class Claimed:
 
     def keep(self):
         """The Kept of a new step, and what the model says of its changes."""
-        name = f'demote-{secrets.token_hex(4)}'
+        name = f'demote-{os.urandom(4).hex()}'
         try:
             tell(self.ctl, f'snapshot {name}'.encode())
         except OSError as e:

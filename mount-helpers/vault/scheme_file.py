@@ -10,7 +10,6 @@ system can do that, since nobody reads it soon: to copy it there takes more proc
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import urllib.parse
 
@@ -91,7 +90,7 @@ class File:
         if self._is_there(at, name):
             os.fsync(at)                        # it may be seen before it is stable
             return False
-        temporary = f'~{secrets.token_hex(8)}'
+        temporary = f'~{os.urandom(8).hex()}'
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=at)
         try:
             try:

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 import sys
 
@@ -200,7 +199,7 @@ class Staging:
 
     def make(self):
         for _ in range(TRIES):
-            self.temporary = PREFIX + secrets.token_hex(4)
+            self.temporary = PREFIX + os.urandom(4).hex()
             try:
                 if self.make_one():
                     return

@@ -51,6 +51,31 @@ def test_recovery_maker_adds_chunks_to_a_store_with_names(make_store):
             assert os.pread(f.fileno(), 2 * BLOCK, each * MIB) == bytes(2 * BLOCK)
 
 
+def test_recovery_maker_adds_cold_chunks_that_no_segment_has(make_store, tmp_path):
+    each, mnt = 300, (store := make_store('1G')).mount()
+    run('hitrainctl', 'vault', 'init', tmp_path / 'vault')
+    (mnt / 'model').mkdir()
+    (mnt / 'model/w').touch()
+    os.setxattr(mnt / 'model/w', 'user.hitrain.dtype', b'f32')
+    (mnt / 'model/w').write_bytes(b'x' * MIB)
+    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'sgd lr=1')
+    run('hitrainctl', 'snapshot', mnt / 'model', 'first')
+    run('hitrainctl', 'archive', mnt / 'model', 'first', tmp_path / 'vault/job')
+    run('hitrainctl', 'restore', '--cold', tmp_path / 'vault/job', mnt / 'cold')
+    os.truncate(mnt / 'cold/w', (each + 1) * MIB)
+    number = os.stat(mnt / 'cold/w').st_ino
+    store.unmount()
+    subprocess.run([MAKER, '--cold', store.image, str(MIB), str(each), str(number)], check=True, timeout=SECONDS_MAX)
+    assert chunks_by_object(store)[number] == each + 1
+    run('hitrain-fsck', '-n', '--no-data', store.image)
+    store.mount()
+    assert int(os.getxattr(mnt / 'cold', 'user.hitrain.cold_bytes')) == (each + 1) * MIB
+    with open(mnt / 'cold/w', 'rb') as f:
+        assert f.read(MIB) == b'x' * MIB
+        with pytest.raises(OSError):
+            os.pread(f.fileno(), 4096, MIB)
+
+
 # --------------------------------------------------------------- steady_device
 
 @pytest.fixture
@@ -59,8 +84,8 @@ def steady(tmp_path):
     folder = tmp_path / 'steady'
     folder.mkdir()
     with subprocess.Popen([BIN.parent / 'bench/steady_device', folder, str(8 * MIB)], stdin=subprocess.PIPE, text=True) as daemon:
-        def set_speed(bytes_per_s):
-            daemon.stdin.write(f'{bytes_per_s}\n')
+        def set_speed(bytes_per_s, latency_us=0):
+            daemon.stdin.write(f'{bytes_per_s} {latency_us}\n')
             daemon.stdin.flush()
 
         wait_for(lambda: os.path.ismount(folder), "a mount of steady_device")
@@ -92,6 +117,9 @@ def test_a_steady_device_keeps_content_and_is_no_faster_than_it_says(steady):
             thread.join()
 
     wait_for(lambda: all(timed(three_at_once) > 0.37 for _ in range(3)), 'one after the other, once it has read the line')
+    set_speed(1 << 40, 50000)
+    wait_for(lambda: all(timed(os.pread, fd, 512, 0) > 0.05 for _ in range(3)), 'each answer comes a latency later')
+    assert timed(os.fsync, fd) > 0.05
     with pytest.raises(OSError):
         os.pwrite(fd, content, 8 * MIB)
     os.close(fd)

@@ -55,6 +55,13 @@ static struct ht_cold_fetch *find(struct ht_obj *o, uint64_t index, const struct
     return NULL;
 }
 
+bool ht_cold_is_coming(struct ht_obj *o, uint64_t index)
+{
+    struct ht_chunk *c = ht_chunk_find(o, index);
+
+    return c && ht_chunk_is_away(o->s, c) && find(o, index, ht_chunk_ref(c));
+}
+
 static void free_fetch(struct ht_cold_fetch *f)
 {
     free(f->bytes);

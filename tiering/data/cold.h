@@ -53,6 +53,8 @@ int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUI
 int ht_cold_bring_ends(struct ht_obj *o, uint64_t off, uint64_t len) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Begins to fetch it, and leaves the rest to ht_cold_finish_ahead. False: enough is on the way. */
 bool ht_cold_ahead(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* Does a thread fetch what the chunk lacks? */
+bool ht_cold_is_coming(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* Installs chunks that were fetched ahead, until all are. */
 void ht_cold_finish_ahead(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 

@@ -97,6 +97,12 @@ static void skip_unwanted(struct ht_obj *o, struct ht_obj_reader *r) HT_REQUIRES
         r->next = r->downwards ? r->next - 1 : r->next + 1;
 }
 
+/* The image of a chunk that was read ahead is gone, and no fetch from the vault is to bring it. */
+static bool was_evicted(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return is_wanted(o, ht_chunk_find(o, index)) && !ht_cold_is_coming(o, index);
+}
+
 /* The reader is at chunk `at`, and readahead should reach offset `to`. */
 static void aim_up(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uint64_t to) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -106,7 +112,7 @@ static void aim_up(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uint6
     r->end = ht_div_up(ht_min_u64(to, o->size), unit);
     if (r->next > r->end) /* the reader has begun again */
         r->next = 0;
-    if (at < r->next && is_wanted(o, ht_chunk_find(o, at))) /* its image was there, and was evicted */
+    if (at < r->next && was_evicted(o, at))
         ht_readahead_policy_shrink(st, unit);
     r->next = ht_max_u64(r->next, ((st->hi - 1) >> o->chunk_shift) + 1);
     skip_unwanted(o, r);
@@ -119,7 +125,7 @@ static void aim_down(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uin
     r->end = to >> o->chunk_shift;
     if (r->next < r->end)
         r->next = UINT64_MAX;
-    if (at >= r->next && at < was_low >> o->chunk_shift && is_wanted(o, ht_chunk_find(o, at)))
+    if (at >= r->next && at < was_low >> o->chunk_shift && was_evicted(o, at))
         ht_readahead_policy_shrink(&r->streams.down, ht_obj_bytes_per_chunk(o));
     r->next = ht_min_u64(r->next, ht_readahead_both_low(&r->streams) >> o->chunk_shift);
     skip_unwanted(o, r);
@@ -179,7 +185,8 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         struct ht_chunk *c = ht_chunk_find(o, index);
         r->next = r->downwards ? index : index + 1;
         if (is_wanted(o, c) && ht_chunk_is_away(o->s, c)) { /* in no batch, where local content would wait for it */
-            r->end = ht_cold_ahead(o, index) ? r->end : r->next;
+            if (!ht_cold_ahead(o, index))
+                r->end = r->next = before;
             continue;
         }
         if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(o, c, index))

@@ -369,4 +369,25 @@ TEST(prefetch_and_readers_bring_content_ahead)
     ht_obj_reader_end(&r);
 }
 
+/* Each chunk is still on its way when the reader comes to it: that is no eviction. */
+TEST(a_reader_that_waits_for_the_vault_reads_ahead_all_the_same)
+{
+    FILE *faults = fopen(in_folder("~faults"), "w");
+
+    ck_assert_ptr_nonnull(faults);
+    ck_assert_int_ge(fputs("**delay=0.02 get seg/\n", faults), 0);
+    ck_assert_int_eq(fclose(faults), 0);
+    snprintf(url, sizeof(url), "test:%s", folder);
+    fixture_dram_bytes = 64 * MIB;
+    struct ht_obj *o = committed(true);
+    struct ht_obj_reader r = {0};
+    uint8_t *buf = test_alloc(MIB);
+    for (uint64_t at = 0; at < size; at += MIB) {
+        size_t n = at + MIB < size ? MIB : (size_t)(size - at);
+        ck_assert_int_eq(ht_obj_read_in_place(o, &r, at, buf, n, check_part, (void *)(uintptr_t)at), (ssize_t)n);
+    }
+    ck_assert_uint_eq(r.streams.up.window, 4 * MIB);
+    ht_obj_reader_end(&r);
+}
+
 RUN_TESTS("cold", .timeout_s = 120, .quiet = SILENT, .setup = begin, .teardown = end)
