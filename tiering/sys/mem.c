@@ -32,6 +32,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* Linux 5.18 */
+#endif
 
 /* malloc looks at all that it has free, while others wait for it. */
 uint64_t ht_heap_spare_bytes(void)
@@ -78,6 +81,11 @@ int ht_mem_populate(char *base, size_t bytes)
     return 0;
 }
 
+bool ht_mem_give_back(char *base, size_t bytes)
+{
+    return madvise(base, bytes, MADV_DONTNEED_LOCKED) == 0;
+}
+
 /* How much of the memory the kernel has mapped by huge pages; only smaps shows this. */
 static uint64_t count_huge(const char *base, size_t bytes)
 {
@@ -104,7 +112,7 @@ enum { FILLING, ASKED, FILLED };
 
 struct ht_filler {
     pthread_t thread;
-    atomic_bool stop;
+    atomic_bool stop, ended;
     atomic_int state;      /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
     void (*fn)(void *ctx); /* before ASKED */
     void *ctx;
@@ -124,6 +132,7 @@ static void *fill_rest(void *arg)
         atomic_store(&f->huge_bytes, count_huge(f->base, f->bytes));
     if (!atomic_load(&f->stop) && atomic_exchange(&f->state, FILLED) == ASKED)
         f->fn(f->ctx);
+    atomic_store(&f->ended, true);
     return NULL;
 }
 
@@ -155,6 +164,16 @@ static void start_filler(struct ht_pinned *m)
         m->filler = f;
     else
         free(f);
+}
+
+void ht_pinned_pause_populating(struct ht_pinned *m)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+
+    if (m->filler)
+        atomic_store(&m->filler->stop, true);
+    while (m->filler && !atomic_load(&m->filler->ended)) /* it ends after its step */
+        nanosleep(&moment, NULL);
 }
 
 void ht_pinned_stop_populating(struct ht_pinned *m)
