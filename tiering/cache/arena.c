@@ -569,16 +569,6 @@ uint64_t ht_arena_lent_bytes(const struct ht_arena *a)
     return (uint64_t)a->lent.count * HT_ARENA_LEND_BYTES;
 }
 
-uint32_t ht_arena_pairs(const struct ht_arena *a)
-{
-    return a->slots / 2;
-}
-
-void ht_arena_pause_populating(struct ht_arena *a)
-{
-    ht_pinned_pause_populating(&a->memory);
-}
-
 /* Lists or unlists a pair; the protected set takes its part of the change. */
 static void count_lent(struct ht_arena *a, uint32_t i, bool lent) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -624,7 +614,7 @@ bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty)
     *out_dirty = HT_SLOT_NONE;
     if (!may_lend(a))
         return false;
-    a->lend_at = (a->lend_at ? a->lend_at : ht_arena_pairs(a)) - 1;
+    a->lend_at = (a->lend_at ? a->lend_at : a->slots / 2) - 1;
     uint32_t i = 2 * a->lend_at;
     if (!clear(a, i, whom, out_dirty) || !clear(a, i + 1, whom, out_dirty))
         return false;

@@ -52,10 +52,29 @@ bool ht_shm_reclaim(struct ht_obj *o)
     return done;
 }
 
+/* The object that was closed first. */
+static struct ht_obj *oldest_closed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
+        if (!h->is_open)
+            return h->obj;
+    return NULL;
+}
+
+void ht_shm_give_closed(struct ht_store *s)
+{
+    struct ht_obj *o;
+
+    ht_store_lock(s);
+    while (s->opts.shm_lent && !ht_arena_free_slots(s->arena) && (o = oldest_closed(s)) && ht_shm_reclaim(o))
+        ;
+    ht_store_unlock(s);
+}
+
 static bool may_go_out(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size &&
-        !ht_obj_cold_blocks(o); /* which no thread that holds a chunk waits for */
+    return o->s->shm->share_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES &&
+        o->size && !ht_obj_cold_blocks(o); /* which no thread that holds a chunk waits for */
 }
 
 /* Bytes of objects that no program has open. */
@@ -68,16 +87,10 @@ static uint64_t closed_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
     return bytes;
 }
 
-static void give(struct ht_store *s, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
-{
-    s->shm->count--;
-    ht_shm_give(s, ht_shm_footprint(size));
-}
-
 /* May release the lock. */
 static int take(struct ht_store *s, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (s->shm->count == HT_SHM_IMAGES_MAX)
+    if (s->shm->count == HT_SHM_IMAGES_MAX || !ht_shm_has_share(s, ht_shm_footprint(size)))
         return -ENOSPC;
     s->shm->count++;
     int rc = ht_shm_take(s, ht_shm_footprint(size), HT_LEND_ANY, false);
@@ -93,14 +106,14 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_obj *old;
 
     /* No memory is taken from others for what does not fit even so. */
-    if (ht_shm_footprint(size) > s->opts.shm_bytes ||
-        s->shm->used_bytes - closed_bytes(s) > s->opts.shm_bytes - ht_shm_footprint(size))
+    if (ht_shm_footprint(size) > s->shm->share_bytes ||
+        s->shm->used_bytes - closed_bytes(s) > s->shm->share_bytes - ht_shm_footprint(size))
         return -ENOSPC;
     struct ht_shm *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;
-    int rc = -ENOSPC;
-    while ((rc = take(s, size)) && (old = ht_shm_oldest_closed(s)) && ht_shm_reclaim(old))
+    int rc;
+    while ((rc = take(s, size)) && (old = oldest_closed(s)) && ht_shm_reclaim(old))
         ;
     if (rc) {
         free(h);
@@ -116,7 +129,8 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         rc = -EBUSY;
     }
     if (rc) {
-        give(s, size);
+        s->shm->count--;
+        ht_shm_give(s, ht_shm_footprint(size));
         free(h);
         return rc;
     }
@@ -226,7 +240,7 @@ int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
     struct ht_store *s = o->s;
 
     if (s->opts.shm_lent)
-        ht_arena_pause_populating(s->arena);
+        ht_arena_stop_populating(s->arena);
     ht_store_lock(s);
     int rc = prepare(o, user);
     if (rc) {

@@ -41,9 +41,10 @@ static void write_image(struct ht_store *s, uint32_t slot) HT_REQUIRES(HT_LOCK_S
 static void lend(struct ht_store *s, enum ht_lend whom, struct ht_slice *slice, uint64_t until_ns)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint32_t left = ht_arena_pairs(s->arena) * (whom == HT_LEND_ANY ? 2 : 1), dirty;
+    uint64_t pairs = (ht_arena_bytes(s->arena) + ht_arena_lent_bytes(s->arena)) / HT_ARENA_LEND_BYTES;
+    uint64_t left = ht_min_u64(pairs * (whom == HT_LEND_ANY ? 2 : 1), slice->last ? HELD_MAX : UINT64_MAX);
+    uint32_t dirty;
 
-    left = slice->last ? (uint32_t)ht_min_u64(left, HELD_MAX) : left;
     for (; left && lacks(s) && (slice->last || ht_now_ns() < until_ns); left--) {
         if (!ht_arena_lend(s->arena, whom, &dirty) && dirty != HT_SLOT_NONE && whom == HT_LEND_ANY)
             write_image(s, dirty);
@@ -57,8 +58,6 @@ int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, bool at_o
     struct ht_slice slice = {.last = at_once};
     uint64_t until_ns = ht_now_ns() + LEND_NS_MAX;
 
-    if (bytes > s->opts.shm_bytes || s->shm->used_bytes > s->opts.shm_bytes - bytes)
-        return -ENOSPC;
     s->shm->used_bytes += bytes; /* at once, so that no other thread gives back what is lent for it */
     for (enum ht_lend whom = HT_LEND_FREE; whom <= most; whom++)
         lend(s, whom, &slice, until_ns);
@@ -79,31 +78,13 @@ void ht_shm_give(struct ht_store *s, uint64_t bytes)
     }
 }
 
-struct ht_obj *ht_shm_oldest_closed(struct ht_store *s)
-{
-    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
-        if (!h->is_open)
-            return h->obj;
-    return NULL;
-}
-
-void ht_shm_give_closed(struct ht_store *s)
-{
-    struct ht_obj *o;
-
-    ht_store_lock(s);
-    while (s->opts.shm_lent && !ht_arena_free_slots(s->arena) && (o = ht_shm_oldest_closed(s)) && ht_shm_reclaim(o))
-        ;
-    ht_store_unlock(s);
-}
-
 /*
  * There are few, so a sum costs less than an account. A closed object counts for no user: it is dropped when another
  * one needs the memory.
  */
 bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
 {
-    uint64_t bytes = more_bytes, bytes_max = s->opts.shm_bytes / 4 * HT_SHM_USER_QUARTERS;
+    uint64_t bytes = more_bytes, bytes_max = s->shm->share_bytes / 4 * HT_SHM_USER_QUARTERS;
     unsigned count = more, count_max = HT_SHM_IMAGES_MAX / 4 * HT_SHM_USER_QUARTERS;
 
     if (!user)

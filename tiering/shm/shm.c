@@ -57,18 +57,19 @@ void ht_shm_teardown(struct ht_store *s)
 
 int ht_shm_init(struct ht_store *s)
 {
-    uint64_t share = s->opts.shm_bytes;
+    uint64_t share = s->opts.shm_lent ? s->opts.dram_bytes / 100 * HT_SHM_PERCENT_MAX : s->opts.shm_bytes;
 
+    s->shm->share_bytes = share;
     return share ? ht_arena_expect_external(s->arena, (uint32_t)(share / HT_CHUNK_BYTES) + HT_SHM_IMAGES_MAX) : 0;
 }
 
 void ht_shm_stats(const struct ht_store *s, struct ht_store_stats *out)
 {
-    out->shm_bytes = s->opts.shm_lent ? 0 : s->opts.shm_bytes;
-    out->shm_bytes_max = s->opts.shm_bytes;
+    out->shm_bytes = s->opts.shm_bytes;
+    out->shm_bytes_max = s->shm->share_bytes;
     out->shm_used_bytes = s->shm->used_bytes;
     out->shm_count = s->shm->count;
-    out->dram_bytes += s->opts.shm_lent ? ht_arena_lent_bytes(s->arena) : s->opts.shm_bytes;
+    out->dram_bytes += s->opts.shm_bytes + ht_arena_lent_bytes(s->arena);
     out->dram_used_bytes += s->shm->used_bytes;
     out->working_bytes += s->shm->count * sizeof(struct ht_shm);
     ht_list_for_each(p, &s->shm->all)
@@ -194,6 +195,8 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
     if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
         return 0;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
+    if (!ht_shm_has_share(s, more))
+        return -ENOSPC;
     if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
         return -ENOSPC;
     return grow_file(o, bytes);

@@ -101,9 +101,7 @@ int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
     }
     own = ht_min_u64(own, ht_arena_sums(o->s->arena)->pinned_bytes); /* another thread may have unpinned some */
     uint64_t room = ht_arena_pinned_max(ht_arena_bytes(o->s->arena)) - ht_arena_sums(o->s->arena)->pinned_bytes + own;
-    uint64_t size = o->s->opts.shm_bytes && !o->s->opts.shm_lent
-        ? 0
-        : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
+    uint64_t size = o->s->opts.shm_bytes ? 0 : ht_min_u64(o->size, INT64_MAX / 2); /* it may get memory of its own */
     ht_store_unlock(o->s);
     return (int64_t)room - (int64_t)size;
 }

@@ -93,8 +93,6 @@ static int make_memory(struct ht_store *s)
         ht_error("at least 8 MiB of dram and 16 MiB of staging are needed");
         return -EINVAL;
     }
-    if (o->shm_lent)
-        o->shm_bytes = ht_min_u64(o->dram_bytes / 100 * HT_SHM_PERCENT_MAX, o->dram_bytes - DRAM_BYTES_MIN);
     if (o->shm_bytes > o->dram_bytes * HT_SHM_PERCENT_MAX / 100 || o->dram_bytes - o->shm_bytes < DRAM_BYTES_MIN) {
         char share[32], dram[32];
         ht_error(
@@ -105,8 +103,7 @@ static int make_memory(struct ht_store *s)
     }
     int rc = ht_store_find_nodes(s);
     if (!rc)
-        rc = ht_arena_new(o->dram_bytes - (o->shm_lent ? 0 : o->shm_bytes), &s->numa.nodes, ht_store_evict_image, s,
-                          &s->arena);
+        rc = ht_arena_new(o->dram_bytes - o->shm_bytes, &s->numa.nodes, ht_store_evict_image, s, &s->arena);
     if (!rc)
         ht_passing_init(&s->own->passing, ht_arena_bytes(s->arena),
                         ht_arena_bytes(s->arena) - ht_arena_protected_max(ht_arena_bytes(s->arena)));

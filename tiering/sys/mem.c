@@ -111,10 +111,9 @@ static uint64_t count_huge(const char *base, size_t bytes)
 enum { FILLING, ASKED, FILLED };
 
 struct ht_filler {
-    pthread_t thread;
-    atomic_bool stop, ended;
-    atomic_int state;      /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
-    void (*fn)(void *ctx); /* before ASKED */
+    atomic_bool stop, ended; /* ended: the thread has nothing of this any more */
+    atomic_int state;        /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
+    void (*fn)(void *ctx);   /* before ASKED */
     void *ctx;
     _Atomic uint64_t huge_bytes; /* of all, when it has populated all */
     char *base;
@@ -155,35 +154,26 @@ void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *
 static void start_filler(struct ht_pinned *m)
 {
     struct ht_filler *f;
+    pthread_t thread;
 
     if (m->bytes <= EAGER_BYTES || !(f = calloc(1, sizeof(*f))))
         return;
     f->base = m->base;
     f->bytes = m->bytes;
-    if (pthread_create(&f->thread, NULL, fill_rest, f) == 0)
-        m->filler = f;
-    else
+    if (pthread_create(&thread, NULL, fill_rest, f) != 0) {
         free(f);
-}
-
-void ht_pinned_pause_populating(struct ht_pinned *m)
-{
-    const struct timespec moment = {.tv_nsec = 1000000};
-
-    if (m->filler)
-        atomic_store(&m->filler->stop, true);
-    while (m->filler && !atomic_load(&m->filler->ended)) /* it ends after its step */
-        nanosleep(&moment, NULL);
+        return;
+    }
+    pthread_detach(thread);
+    m->filler = f;
 }
 
 void ht_pinned_stop_populating(struct ht_pinned *m)
 {
-    if (!m->filler)
-        return;
-    atomic_store(&m->filler->stop, true);
-    pthread_join(m->filler->thread, NULL);
-    free(m->filler);
-    m->filler = NULL;
+    if (m->filler)
+        atomic_store(&m->filler->stop, true);
+    while (m->filler && !atomic_load(&m->filler->ended)) /* it ends after its step */
+        usleep(1000);
 }
 
 /* ------------------------------------------------------------------- parts */
@@ -297,6 +287,7 @@ void ht_pinned_free(struct ht_pinned *m)
     if (!m->base)
         return;
     ht_pinned_stop_populating(m);
+    free(m->filler);
     munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};
 }

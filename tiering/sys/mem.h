@@ -37,10 +37,8 @@ void ht_pinned_free(struct ht_pinned *m);
  * Calls fn when all is populated: now if it is, else from the thread that does it; never if that cannot be known. Once.
  */
 void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx);
-/* Populates nothing more ahead, and calls no fn after this. */
+/* Populates nothing more ahead, and calls no fn after this. Any thread, while others use the memory. */
 void ht_pinned_stop_populating(struct ht_pinned *m);
-/* Populates nothing more ahead from its return on. Any thread, while others use the memory. */
-void ht_pinned_pause_populating(struct ht_pinned *m);
 /* Parts that it has: one for each node, or one. */
 unsigned ht_pinned_parts(const struct ht_pinned *m);
 size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part);

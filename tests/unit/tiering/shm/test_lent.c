@@ -73,7 +73,7 @@ TEST(nobody_asks_so_nothing_is_lent)
     ck_assert_uint_eq(stats().dram_bytes, DRAM);
 }
 
-/* While the tier is full of what is dirty. */
+/* While the tier is full, and dirty. */
 TEST(the_tier_lends_and_gets_it_back)
 {
     start();
@@ -148,7 +148,7 @@ TEST(a_file_grows_into_what_the_tier_has_clean)
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
     ck_assert_uint_eq(lent(), 2 * MIB);
     struct ht_obj *dirty = written(37 * MIB, 3);
-    ck_assert_int_eq(ht_obj_truncate(o, 30 * MIB), -ENOSPC); /* what is dirty stays, and no writer waits for it */
+    ck_assert_int_eq(ht_obj_truncate(o, 30 * MIB), -ENOSPC); /* dirty images stay, and no writer waits */
     expect(o, 0, pattern(MIB, 1), MIB);
     expect_pattern(dirty, 37 * MIB, 3);
     check();
