@@ -146,7 +146,7 @@ def test_the_daemon_has_no_more_memory(lending):
     def shrinks():
         through_the_tier(mnt, DRAM)
         return used(mnt) == 0
-    wait_for(shrinks, 'the tier has it all back')
+    wait_for(shrinks, 'the tier has all of its memory')
     assert memory(lending) <= full + 4
     for i in range(4):
         assert (model / f'p{i}').read_bytes() == bytes([i + 100]) * (11 * MIB)
