@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 import hitrain
+from demo_store import mounted
 from hitrain._mapped import MappedFile
 from hitrain._residency import TRANSIT, Residency
 from hitrain._root import Root
@@ -776,6 +777,14 @@ def test_parameters_are_memory_of_a_store_without_an_option(shared_store, shared
     with hitrain.offload(again, shared_root, keep=KEEP, lr=LR, resume=True) as optimizer:
         assert all(f._is_passed for f in optimizer._mapped())
         assert_equal(wanted, values(again))
+
+
+def test_where_the_kernel_has_pages_of_its_own():
+    with mounted('torch-offload-off', '64M,passthrough=off') as store:
+        for kind in Text, Image:
+            (store.mountpoint / kind.__name__).mkdir()
+            plain_and_offloaded(store.mountpoint / kind.__name__ / 'model', kind, steps=8, durable_every=4)
+        assert opens(store)[0] == 0
 
 
 @pytest.mark.parametrize('options', [{'async_step': True}, {'redo': True, 'durable_every': 4}])
