@@ -393,7 +393,7 @@ void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
         ht_info("passthrough is off: this kernel has none (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)");
         return;
     }
-    conn->max_backing_stack_depth = 1;
+    conn->max_backing_stack_depth = 0; /* memory is on no other file system, and the mount may be a layer of one */
     ht_passthrough_closed_start(f, drop_names);
 }
 
