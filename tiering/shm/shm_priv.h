@@ -50,9 +50,9 @@ static inline uint64_t ht_shm_footprint(uint64_t bytes)
     return ht_round_up(bytes, HT_BLOCK_BYTES);
 }
 
-static inline bool ht_shm_has_share(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+static inline bool ht_shm_has_share(const struct ht_store *store, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return bytes <= s->shm->share_bytes && s->shm->used_bytes <= s->shm->share_bytes - bytes;
+    return bytes <= store->shm->share_bytes && store->shm->used_bytes <= store->shm->share_bytes - bytes;
 }
 /*
  * Takes so many more bytes of the share, for memory that is made after this; and gives them, when it is gone. A share
