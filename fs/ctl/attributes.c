@@ -547,6 +547,7 @@ static const struct word words[] = {
     /* It is about memory alone: which devices content lies on, the store decides by itself, and by paths. */
     {"tier", check_owner, .may_remove = check_owner, .values = {"", "dram", "capacity"}},
     {"next_use", check_next_use, set_next_use, get_next_use, remove_next_use, .may_remove = check_owner},
+    {"passthrough", check_owner, .may_remove = check_owner, .values = {"", "on"}},
     {"compress", .values = {"off", "auto"}, .changed = compress_changed},
     {"shards", check_shards, .may_remove = check_steers},
     {"paths", check_paths, .may_remove = check_steers, .values = {"fast", "all"}},

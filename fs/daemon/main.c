@@ -149,6 +149,10 @@ static int open_store(struct daemon *d)
 
     if (opts.numa_node == HT_NUMA_AUTO && !ht_nodes_several())
         opts.numa_node = HT_NUMA_OFF; /* a machine with one node has nothing to choose */
+    if (opts.shm_bytes == HT_PASSTHROUGH_AUTO) {
+        opts.shm_bytes = 0;
+        opts.shm_lent = ht_fuse_may_pass();
+    }
     int rc = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
 
     if (rc == 0) {

@@ -49,10 +49,12 @@ static int set_size(struct ht_options *o, const struct row *row, const char *val
     return refuse_value(row->word, value, allowed);
 }
 
-static int set_size_or_off(struct ht_options *o, const struct row *row, const char *value)
+static int set_passthrough(struct ht_options *o, const struct row *row, const char *value)
 {
-    *(uint64_t *)field_of(o, row) = 0;
-    return strcmp(value, "off") == 0 || strcmp(value, "0") == 0 ? 0 : set_size(o, row, value);
+    bool off = strcmp(value, "off") == 0 || strcmp(value, "0") == 0, lent = strcmp(value, "auto") == 0;
+
+    *(uint64_t *)field_of(o, row) = lent ? HT_PASSTHROUGH_AUTO : 0;
+    return off || lent ? 0 : set_size(o, row, value);
 }
 
 static int set_number(struct ht_options *o, const struct row *row, const char *value)
@@ -173,8 +175,8 @@ static const struct row rows[] = {
     {"dram", "SIZE", set_size, "DRAM tier (default: a quarter of the available memory)", FIXED(store.dram_bytes),
      8 * HT_MIB},
     {"staging", "SIZE", set_size, "staging pool (default: 64M)", FIXED(store.staging_bytes), 24 * HT_MIB},
-    {"passthrough", "off|SIZE", set_size_or_off,
-     "part of dram for parameters and pinned files whose very pages clients read and map (default: off)",
+    {"passthrough", "auto|off|SIZE", set_passthrough,
+     "part of dram for files whose very pages clients read and map; auto: as much as they ask for (default: auto)",
      FIXED(store.shm_bytes), 2 * HT_MIB},
     {"commit", "SECONDS", set_seconds, "how long unsynced data outside model roots may stay volatile (default: 5)",
      FIXED(store.commit_ms), 0, 3600},
@@ -448,6 +450,7 @@ static struct ht_options defaults(bool allow_other)
         .allow_other = allow_other,
         .store.commit_ms = COMMIT_S_DEFAULT * 1000,
         .store.numa_node = HT_NUMA_AUTO,
+        .store.shm_bytes = HT_PASSTHROUGH_AUTO,
         .store.dedup = true,
         .store.compact = true,
         .store.discard = HT_DISCARD_AUTO,

@@ -10,6 +10,9 @@
 #include "tiering/sys/mem.h"
 #include <hitrain/limits.h>
 
+/* For store.shm_bytes: the tier lends memory to openers that ask, if the kernel and the daemon's rights allow it. */
+#define HT_PASSTHROUGH_AUTO UINT64_MAX
+
 struct ht_options {
     const char *device[HT_DEVICES_MAX]; /* the first ones from the arguments, then those of device= (owned) */
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */

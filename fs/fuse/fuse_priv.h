@@ -91,6 +91,7 @@ struct ht_fuse {
     /* passthrough.c */
     struct {
         uint64_t share_bytes; /* 0: no passthrough */
+        bool lent;            /* by the DRAM tier, to openers that ask */
         _Atomic bool on;
         struct ht_mutex lock; /* a leaf */
         pthread_cond_t idle;
@@ -217,6 +218,8 @@ void ht_atime_finish(struct ht_fuse *f);
  */
 void ht_passthrough_init(struct ht_fuse *f);
 void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn);
+/* Can an open with these flags be passed through? Those of a gradient are of its parameter ino. */
+bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags);
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_MUST_CHECK;
 bool ht_passthrough_is_active(const struct ht_open *o);
 /* Are the opens of this inode, a file or a gradient, passed through? May wait for the I/O of another opener. */
@@ -237,7 +240,7 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino);
 void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
 void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
 void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
-bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags,
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
                                 struct fuse_file_info *fi) HT_MUST_CHECK;
 void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */

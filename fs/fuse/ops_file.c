@@ -141,7 +141,7 @@ void ht_open_close_all(struct ht_fuse *f)
 /* Would the open truncate bytes whose update is queued, or show memory of a step before the last one? */
 static bool open_waits(struct ht_fuse *f, uint64_t ino, const struct fuse_file_info *fi)
 {
-    if (f->passthrough.share_bytes && ht_optim_replaying(f->optim, ino))
+    if (ht_passthrough_may_be(f, ino, fi->flags) && ht_optim_replaying(f->optim, ino))
         return true;
     return (fi->flags & O_TRUNC) && ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX);
 }

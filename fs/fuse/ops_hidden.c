@@ -45,7 +45,7 @@ static void job_open(struct ht_job *job)
     }
     fi.fh = (uintptr_t)file;
     fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    if (ht_passthrough_hidden_open(job->req, job->ino, ht_hidden_gradient_bytes(file), job->flags, &fi))
+    if (ht_passthrough_hidden_open(job->req, job->ino, file, job->flags, &fi))
         ht_hidden_set_counted(file);
     if (fuse_reply_open(job->req, &fi))
         release(job->fuse, job->ino, file);

@@ -20,26 +20,43 @@
 #include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
+#include <fcntl.h>
 #include <linux/capability.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 /* -------------------------------------------------------------------- open */
 
-static bool is_pinned(struct ht_fuse *f, uint64_t ino)
+static bool has_value(struct ht_fuse *f, uint64_t ino, const char *name, const char *value)
 {
-    char value[8];
+    char is[8];
+    ssize_t len = ht_ns_getxattr(f->ns, ino, name, is, sizeof(is));
 
-    return ht_ns_getxattr(f->ns, ino, HT_XATTR_PREFIX "pin", value, sizeof(value)) == 4 && !memcmp(value, "dram", 4);
+    return len == (ssize_t)strlen(value) && memcmp(is, value, (size_t)len) == 0;
 }
 
-static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, bool direct)
+/* O_ASYNC (HT_OPEN_PASSED) has no other meaning for files. */
+static bool asks(struct ht_fuse *f, uint64_t ino, int flags)
+{
+    return flags & HT_OPEN_PASSED || has_value(f, ino, HT_XATTR_PREFIX "passthrough", "on");
+}
+
+bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags)
+{
+    return f->passthrough.share_bytes && (!f->passthrough.lent || asks(f, ino, flags));
+}
+
+static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, int flags)
 {
     const struct ht_passthrough_case c = {
         .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
-        .pinned = is_pinned(f, e->ino),
-        .direct = direct,
+        .pinned = has_value(f, e->ino, HT_XATTR_PREFIX "pin", "dram"),
+        .direct = flags & O_DIRECT,
+        .asked = asks(f, e->ino, flags),
+        .lent = f->passthrough.lent,
         .frozen = ht_ns_is_frozen(f->ns, e->ino),
         .bytes = ht_obj_size(obj),
         .opens = e->others,
@@ -108,7 +125,7 @@ static void look_again(fuse_req_t req, struct ht_passthrough_file *e, struct ht_
 {
     struct ht_fuse *f = ht_fuse_of(req);
 
-    if (e->obj != obj || e->user != fuse_req_ctx(req)->uid || !wanted(f, e, obj, fi->direct_io))
+    if (e->obj != obj || e->user != fuse_req_ctx(req)->uid || !wanted(f, e, obj, fi->flags))
         (void)ht_passthrough_file_end(f, e);
     else if (e->stores && !ht_passthrough_may_store(fi->flags) && ht_passthrough_file_is_free(f, e)) {
         ht_obj_shm_expect_no_stores(e->obj);
@@ -132,7 +149,7 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     o->passthrough = e;
     if (e->active && !e->others)
         look_again(req, e, o->obj, fi);
-    if (!e->active && wanted(f, e, o->obj, fi->direct_io) && ht_passthrough_file_begin(req, e, o->obj, stores))
+    if (!e->active && wanted(f, e, o->obj, fi->flags) && ht_passthrough_file_begin(req, e, o->obj, stores))
         f->traffic->passthrough_fallbacks++;
     if (e->active && stores && !e->stores) {
         rc = ht_obj_shm_expect_stores(e->obj);
@@ -177,7 +194,7 @@ bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
 
     if (!e)
         return false;
-    done = wanted(f, e, obj, false) && open_memory(f, obj, 0, &fd) == 0;
+    done = wanted(f, e, obj, 0) && open_memory(f, obj, 0, &fd) == 0;
     if (done)
         ht_obj_shm_close(obj);
     ht_passthrough_file_leave(f, e);
@@ -330,6 +347,20 @@ static bool is_permitted(void)
     return syscall(SYS_capget, &head, data) == 0 && (data[0].effective >> CAP_SYS_ADMIN & 1);
 }
 
+/* Linux 6.9 */
+static bool is_in_kernel(void)
+{
+    struct utsname u;
+    unsigned major, minor;
+
+    return uname(&u) == 0 && sscanf(u.release, "%u.%u", &major, &minor) == 2 && major * 1000 + minor >= 6009;
+}
+
+bool ht_fuse_may_pass(void)
+{
+    return is_permitted() && is_in_kernel();
+}
+
 void ht_passthrough_init(struct ht_fuse *f)
 {
     struct ht_store_stats st;
@@ -341,7 +372,8 @@ void ht_passthrough_init(struct ht_fuse *f)
     for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++)
         ht_list_init(&f->passthrough.files[i]);
     ht_store_stats(f->store, &st);
-    f->passthrough.share_bytes = st.shm_bytes;
+    f->passthrough.share_bytes = st.shm_bytes_max;
+    f->passthrough.lent = st.shm_bytes_max > st.shm_bytes;
 }
 
 void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
@@ -353,11 +385,15 @@ void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
         return;
     }
     f->passthrough.on = fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
+    if (!f->passthrough.on && f->passthrough.lent) {
+        f->passthrough.share_bytes = 0; /* nobody named it */
+        return;
+    }
     if (!f->passthrough.on) {
         ht_info("passthrough is off: this kernel has none (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)");
         return;
     }
-    conn->max_backing_stack_depth = 1;
+    conn->max_backing_stack_depth = 0; /* memory is on no other file system, and the mount may be a layer of one */
     ht_passthrough_closed_start(f, drop_names);
 }
 

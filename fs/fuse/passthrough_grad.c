@@ -67,14 +67,17 @@ static int pass_window(fuse_req_t req, struct ht_passthrough_file *e, uint64_t b
 
 /* ------------------------------------------------------------ open and close */
 
-bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags, struct fuse_file_info *fi)
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
+                                struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    uint64_t bytes = ht_hidden_gradient_bytes(file);
     struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_enter(f, ino) : NULL;
 
     if (!e)
         return false;
-    if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) && pass_window(req, e, bytes))
+    if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) &&
+        ht_passthrough_may_be(f, ht_hidden_param(file), flags) && pass_window(req, e, bytes))
         f->traffic->passthrough_fallbacks++;
     if (e->active) {
         fi->backing_id = e->backing;

@@ -13,6 +13,8 @@ struct ht_passthrough_case {
     bool parameter; /* of a model root */
     bool pinned;    /* pin=dram */
     bool direct;    /* opened with O_DIRECT */
+    bool asked;     /* by its opener, or by the file's attribute */
+    bool lent;      /* the memory is, so that only those that ask get it */
     bool frozen;    /* of a kept step */
     uint64_t bytes; /* of the file */
     unsigned opens; /* others that are open, and not passed through */

@@ -28,6 +28,8 @@ struct ht_fuse_opts {
 };
 
 const char *ht_fuse_library_version(void);
+/* May the kernel pass memory of this process to programs (passthrough.c), as far as is known before a mount? */
+bool ht_fuse_may_pass(void);
 
 int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out) HT_MUST_CHECK;
 /* Logs the reason of a failure. -errno is a guess: libfuse says only that it failed. */

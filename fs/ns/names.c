@@ -117,7 +117,8 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
 static int inherit_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_ns_inode *dir)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    static const char *const names[] = {HT_XATTR_PREFIX "tier", HT_XATTR_PREFIX "compress"};
+    static const char *const names[] = {HT_XATTR_PREFIX "tier", HT_XATTR_PREFIX "compress",
+                                        HT_XATTR_PREFIX "passthrough"};
     bool takes = S_ISREG(i->cur.mode) || ht_ns_is_dir(i);
     int rc = 0;
 

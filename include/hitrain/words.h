@@ -3,6 +3,7 @@
 #ifndef HITRAIN_WORDS_H
 #define HITRAIN_WORDS_H
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
 
@@ -36,6 +37,12 @@ struct ht_ioctl_same {
  * `apply` takes; 0 if the kernel has other pages for the file. The answer holds as long as the descriptor or a mapping.
  */
 #define HT_IOCTL_PASSED _IOR('h', 3, uint32_t)
+
+/*
+ * A flag of open(2): the opener wants such a mapping, and orders its reads by itself (passthrough=auto). O_ASYNC has no
+ * other meaning for files.
+ */
+#define HT_OPEN_PASSED O_ASYNC
 
 /*
  * On .hitrain/gather of a model root: these parameters follow the members that the open file has. A line for each: its

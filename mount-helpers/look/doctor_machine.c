@@ -129,7 +129,7 @@ static void check_passthrough(struct ht_doctor *d)
         ht_doctor_add(d, HT_DOCTOR_NOTE, "passthrough", "a daemon of this user has no passthrough files");
         ht_doctor_remedy(d, "mount as root (CAP_SYS_ADMIN) if programs or a GPU map files");
     } else {
-        ht_doctor_add(d, HT_DOCTOR_OK, "passthrough", "programs and GPUs may map files (passthrough=SIZE)");
+        ht_doctor_add(d, HT_DOCTOR_OK, "passthrough", "programs and GPUs may map files (passthrough=auto)");
     }
 }
 

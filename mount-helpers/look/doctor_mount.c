@@ -86,7 +86,7 @@ static const struct {
     {"read_errors", HT_DOCTOR_ERROR, "reads of a device failed", "look at hitrainctl device and at the kernel's log"},
     {"write_errors", HT_DOCTOR_ERROR, "writes to a device failed", "look at hitrainctl device and at the kernel's log"},
     {"passthrough_fallbacks", HT_DOCTOR_NOTE, "passthrough files were opened without passthrough",
-     "hitrainctl doctor without a mount says whether they are possible here; if so, the share is used up: raise passthrough="},
+     "hitrainctl doctor without a mount says whether they are possible here; if so, they had no room: raise dram= or passthrough="},
 };
 
 static void check_zeros(struct ht_doctor *d, const struct ht_figures *f)

@@ -17,6 +17,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 import hitrain
+from demo_store import mounted
 from hitrain._mapped import MappedFile
 from hitrain._residency import TRANSIT, Residency
 from hitrain._root import Root
@@ -747,3 +748,48 @@ def test_gradients_of_other_sizes_are_refused(shared_root, options):
         with pytest.raises(ValueError, match='the gradient of a has 3 elements of shape .3,., and its file has 4'):
             optimizer.step()
         a.data, b.data, a.grad, b.grad = before[:4], before[4:], None, None
+
+
+def opens(store):
+    lines = dict(line.split('=', 1) for line in os.getxattr(store.mountpoint, 'user.hitrain.stats').decode().splitlines())
+    return int(lines['passthrough_opens']), int(lines['passthrough_used_bytes']), int(lines['passthrough_bytes'])
+
+
+def test_parameters_are_memory_of_a_store_without_an_option(shared_store, shared_root):
+    """The bits are those of a model in memory, which asks for nothing."""
+    plain, own = made(tied=False), made(tied=False)
+    before = opens(shared_store)
+    with hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
+        losses = train(plain, optimizer, 0, STEPS)
+    assert opens(shared_store)[0] == before[0] and before[2] == 0
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR) as optimizer:
+        if not any(f._is_passed for f in optimizer._mapped()):
+            pytest.skip('the kernel or the privileges are not there')
+        assert all(f._is_passed for f in optimizer._mapped())
+        assert opens(shared_store)[1] >= sum(p.numel() * 4 for p in own.parameters())
+        assert train(own, optimizer, 0, STEPS) == losses
+        assert_equal(values(plain), values(own))
+        with torch.no_grad():
+            own.head.bias.fill_(7.0)
+        train(own, optimizer, STEPS, STEPS + 1)
+        wanted = values(own)
+    again = made(tied=False)
+    with hitrain.offload(again, shared_root, keep=KEEP, lr=LR, resume=True) as optimizer:
+        assert all(f._is_passed for f in optimizer._mapped())
+        assert_equal(wanted, values(again))
+
+
+def test_where_the_kernel_has_pages_of_its_own():
+    with mounted('torch-offload-off', '64M,passthrough=off') as store:
+        for kind in Text, Image:
+            (store.mountpoint / kind.__name__).mkdir()
+            plain_and_offloaded(store.mountpoint / kind.__name__ / 'model', kind, steps=8, durable_every=4)
+        assert opens(store)[0] == 0
+
+
+@pytest.mark.parametrize('options', [{'async_step': True}, {'redo': True, 'durable_every': 4}])
+def test_these_ask_for_no_memory_of_the_store(shared_store, shared_root, options):
+    before = opens(shared_store)[0]
+    with hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, **options) as optimizer:
+        assert not any(f._is_passed for f in optimizer._mapped())
+    assert opens(shared_store)[0] == before

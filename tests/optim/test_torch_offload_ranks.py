@@ -9,10 +9,11 @@ import warnings
 
 import pytest
 
-from trainer import LR, PROCESSES, SECONDS_MAX, TOP, store, used_of  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, TOP, used_of  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 import hitrain
+from demo_store import mounted
 from hitrain import _early, _offload
 from hitrain.distributed import RankFailed, Shard
 from test_torch_offload import KEEP, Text, Twice, assert_equal, loss_of, made, values
@@ -286,6 +287,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def store():
+    """Ranks share pages of the kernel. Those of the store are its own, too, and count in no rank alone."""
+    with mounted('torch-offload-ranks', '64M,passthrough=off') as s:
+        yield s
 
 
 def test_ranks_train_one_offloaded_model(store, tmp_path, one_thread):

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from trainer import LR, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, shared_root  # first: it makes the client importable
 import torch
 if not hasattr(torch, 'compiler'):
     pytest.skip('PyTorch 2.1 or newer', allow_module_level=True)
@@ -27,6 +27,12 @@ def passing():
     with mounted('torch-registered', '128M,passthrough=64M') as s:
         if 'passthrough is off' in s.log_path.read_text():
             pytest.skip('the kernel or the privileges are not there')
+        yield s
+
+
+@pytest.fixture(scope='module')
+def shared_store():
+    with mounted('torch-slots', '64M,passthrough=off') as s:
         yield s
 
 

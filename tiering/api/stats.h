@@ -19,7 +19,8 @@ struct ht_store_stats {
     uint64_t dram_passing_bytes;     /* that the protected set never takes */
     uint64_t dram_protectable_bytes; /* what it may take now */
     uint64_t shm_bytes, shm_used_bytes,
-        shm_count; /* share; memory of open objects, and of closed ones that still have it; objects */
+        shm_count;          /* share; memory of open objects, and of closed ones that still have it; objects */
+    uint64_t shm_bytes_max; /* the share, or what of the tier it may have */
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t heap_spare_bytes; /* ht_heap_spare_bytes */
     uint64_t locked_bytes;     /* of all that memory; of mappings, which may be larger than their visible part */

@@ -59,6 +59,7 @@ enum ht_discard_when {
 struct ht_store_opts {
     uint64_t dram_bytes;       /* DRAM tier; 0: a quarter of the available memory; at least 8 MiB */
     uint64_t shm_bytes;        /* of that, for images in shared memory; at most 75 % */
+    bool shm_lent;             /* none of it: the tier lends up to 75 % to them when they are needed */
     uint64_t staging_bytes;    /* staging pool; 0: 64 MiB; at least 16 MiB */
     uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
     /*

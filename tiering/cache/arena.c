@@ -2,12 +2,13 @@
 /*
  * arena.c - slots of the DRAM tier: memory for images. eviction.c chooses which image goes.
  *
- * A 1 MiB slot is FREE, WHOLE or SPLIT. A SPLIT one has pieces: runs of 1 to 15 of its sub-slots. SPLIT slots are
+ * A 1 MiB slot is FREE, WHOLE, SPLIT or LENT. A SPLIT one has pieces: runs of 1 to 15 of its sub-slots. SPLIT slots are
  * listed by the longest piece that they have room for, and a piece takes the tightest room: a slot in use is filled
  * before a fresh one is split.
  *
  *   FREE --get large--> WHOLE --put--> FREE
  *   FREE --get small--> SPLIT --last piece put--> FREE
+ *   FREE --lend--> LENT --take back--> FREE (its memory is elsewhere meanwhile)
  *
  * Memory may come from several NUMA nodes, each of which has lists of its own. Slots are numbered round the nodes, so
  * that any row of numbers has all nodes in proportion. A few slots that came free on another node than the
@@ -23,9 +24,13 @@
 enum { SUB_SHIFT = 16, SPARE_SHARE = 16, SPARE_MAX = 16 };
 enum { AHEAD_TRIES = 4 };
 enum { RESERVE_PART = 32, RESERVE_MAX = 4 }; /* slots that writers leave to readers */
+enum { LEFT_BYTES_MIN = 8 << 20 };           /* of which nothing is lent */
 enum { CHANCES = 16 }; /* images that one request passes because they were used; then it takes the next one */
 
-/* Numbers slots, each node's in proportion to its share; lists them in this order. */
+/*
+ * Numbers slots, each node's in proportion to its share; lists them in this order. The two of a huge page have numbers
+ * side by side.
+ */
 static void number_slots(struct ht_arena *a)
 {
     unsigned parts = ht_pinned_parts(&a->memory);
@@ -36,7 +41,7 @@ static void number_slots(struct ht_arena *a)
     for (unsigned p = 0; p < parts; p++) {
         uint64_t end = ht_min_u64(a->memory.end[p] >> HT_SLOT_SHIFT, a->slots);
         next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> HT_SLOT_SHIFT);
-        shares.weight[p] = end > next[p] ? end - next[p] : 0;
+        shares.weight[p] = end > next[p] ? (end - next[p]) / 2 : 0;
     }
     for (unsigned p = 0; p < HT_NODES_MAX; p++) {
         a->free[p].head = HT_SLOT_NONE;
@@ -46,8 +51,10 @@ static void number_slots(struct ht_arena *a)
             a->list[k][p].head = HT_SLOT_NONE;
         a->final[p].head = HT_SLOT_NONE;
     }
-    for (uint32_t i = 0; i < a->slots; i++) {
-        unsigned p = (unsigned)ht_nodes_turn(&shares, credit);
+    a->lent.head = HT_SLOT_NONE;
+    for (uint32_t i = 0, p = 0; i < a->slots; i++) {
+        if (i % 2 == 0)
+            p = i + 1 < a->slots ? (unsigned)ht_nodes_turn(&shares, credit) : parts - 1;
         a->slot[i] = (struct ht_slot){.numa_index = (uint8_t)p, .at = next[p]++};
         ht_slot_list_add(a->slot, &a->free[p], HT_LIST_ROOM, i);
     }
@@ -159,6 +166,13 @@ static void slot_to_free(struct ht_arena *a, uint32_t i)
     a->free_slots++;
 }
 
+static void slot_not_free(struct ht_arena *a, uint32_t i, enum ht_slot_state state)
+{
+    ht_slot_list_del(a->slot, &a->free[a->slot[i].numa_index], HT_LIST_ROOM, i);
+    a->free_slots--;
+    a->slot[i].state = (uint8_t)state;
+}
+
 /* The node with most free slots; that of the image that may go next when none is free. */
 static unsigned freest(const struct ht_arena *a)
 {
@@ -185,14 +199,11 @@ static bool may_take(const struct ht_arena *a, unsigned numa_index)
 /* A near one, else any. */
 static uint32_t slot_from_free(struct ht_arena *a, enum ht_slot_state state, unsigned numa_index)
 {
-    struct ht_slot_list *l = &a->free[a->free[numa_index].count ? numa_index : freest(a)];
-    uint32_t i = l->head;
+    uint32_t i = a->free[a->free[numa_index].count ? numa_index : freest(a)].head;
 
     if (i == HT_SLOT_NONE)
         return i;
-    ht_slot_list_del(a->slot, l, HT_LIST_ROOM, i);
-    a->free_slots--;
-    a->slot[i].state = (uint8_t)state;
+    slot_not_free(a, i, state);
     a->slot[i].used = 0;
     a->slot[i].room = 0;
     return i;
@@ -478,12 +489,17 @@ struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)
     return ht_arena_is_external(a, slot) ? &a->external_image[slot - a->slots * HT_SLOT_SUBS] : &a->image[slot];
 }
 
+static uint8_t *memory_of(const struct ht_arena *a, uint32_t i)
+{
+    return (uint8_t *)a->memory.base + ((uint64_t)a->slot[i].at << HT_SLOT_SHIFT);
+}
+
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot)
 {
     if (ht_arena_is_external(a, slot))
         return a->external[slot - a->slots * HT_SLOT_SUBS].data;
-    return (uint8_t *)a->memory.base + ((uint64_t)a->slot[slot / HT_SLOT_SUBS].at << HT_SLOT_SHIFT) +
-        ((uint64_t)(slot % HT_SLOT_SUBS) << SUB_SHIFT);
+    assert(a->slot[slot / HT_SLOT_SUBS].state != HT_SLOT_LENT); /* its pages are gone */
+    return memory_of(a, slot / HT_SLOT_SUBS) + ((uint64_t)(slot % HT_SLOT_SUBS) << SUB_SHIFT);
 }
 
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
@@ -514,7 +530,7 @@ const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a)
 
 uint64_t ht_arena_bytes(const struct ht_arena *a)
 {
-    return (uint64_t)a->slots << HT_SLOT_SHIFT;
+    return ((uint64_t)a->slots << HT_SLOT_SHIFT) - ht_arena_lent_bytes(a);
 }
 
 uint32_t ht_arena_free_slots(const struct ht_arena *a)
@@ -537,4 +553,88 @@ uint64_t ht_arena_meta_bytes(const struct ht_arena *a)
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)
 {
     return &a->memory;
+}
+
+/* ----------------------------------------------------------------- lending */
+
+/*
+ * Half of a huge page would stay in memory, so slots are lent in pairs:
+ *
+ *   two FREE of one huge page --lend--> LENT --take back--> FREE
+ *
+ * A lent slot has no image and is on no list but `lent`, so no thread and no device has its address.
+ */
+uint64_t ht_arena_lent_bytes(const struct ht_arena *a)
+{
+    return (uint64_t)a->lent.count * HT_ARENA_LEND_BYTES;
+}
+
+/* Lists or unlists a pair; the protected set takes its part of the change. */
+static void count_lent(struct ht_arena *a, uint32_t i, bool lent) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t before = ht_arena_protected_max(ht_arena_bytes(a));
+
+    if (lent)
+        ht_slot_list_push(a->slot, &a->lent, HT_LIST_ROOM, i);
+    else
+        ht_slot_list_del(a->slot, &a->lent, HT_LIST_ROOM, i);
+    uint64_t after = ht_arena_protected_max(ht_arena_bytes(a));
+    ht_arena_set_protected_max(a, ht_max_u64(a->protected_max + after, before) - before);
+}
+
+static bool may_lend(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t left = ht_arena_bytes(a) - ht_min_u64(ht_arena_bytes(a), HT_ARENA_LEND_BYTES);
+
+    return left >= LEFT_BYTES_MIN && a->sums.pinned_bytes <= ht_arena_pinned_max(left);
+}
+
+/* Images of the slot go. True: it is free. */
+static bool clear(struct ht_arena *a, uint32_t i, enum ht_lend whom, uint32_t *out_dirty) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t n;
+
+    for (uint32_t k = 0, subs; (n = ht_slot_image(a, i, k)) != HT_SLOT_NONE; k = n % HT_SLOT_SUBS + subs) {
+        const struct ht_image *im = &a->image[n];
+        if (whom == HT_LEND_ANY && !im->waiting) {
+            ht_arena_unprotect(a, n);
+            ht_arena_cool(a, n);
+        }
+        *out_dirty = im->dirty ? n : *out_dirty;
+        if (whom == HT_LEND_FREE || im->protected || im->dirty || !a->evict(a->ctx, n))
+            return false;
+        subs = im->subs;
+        ht_arena_put(a, n);
+    }
+    return a->slot[i].state == HT_SLOT_FREE;
+}
+
+bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty)
+{
+    *out_dirty = HT_SLOT_NONE;
+    if (!may_lend(a))
+        return false;
+    a->lend_at = (a->lend_at ? a->lend_at : a->slots / 2) - 1;
+    uint32_t i = 2 * a->lend_at;
+    if (!clear(a, i, whom, out_dirty) || !clear(a, i + 1, whom, out_dirty))
+        return false;
+    assert(a->slot[i].at % 2 == 0 && a->slot[i + 1].at == a->slot[i].at + 1);
+    if (!ht_mem_give_back((char *)memory_of(a, i), HT_ARENA_LEND_BYTES))
+        return false;
+    slot_not_free(a, i, HT_SLOT_LENT);
+    slot_not_free(a, i + 1, HT_SLOT_LENT);
+    count_lent(a, i, true);
+    return true;
+}
+
+bool ht_arena_take_back(struct ht_arena *a)
+{
+    uint32_t i = a->lent.head;
+
+    if (i == HT_SLOT_NONE)
+        return false;
+    count_lent(a, i, false);
+    slot_to_free(a, i + 1);
+    slot_to_free(a, i);
+    return true;
 }

@@ -142,6 +142,23 @@ int ht_arena_expect_external(struct ht_arena *a, uint32_t count) HT_MUST_CHECK;
 uint32_t ht_arena_attach_external(struct ht_arena *a, uint8_t *data) HT_REQUIRES(HT_LOCK_STORE);
 bool ht_arena_is_external(const struct ht_arena *a, uint32_t slot);
 
+/*
+ * Lends memory: the pages of two slots go back to the system, until ht_arena_take_back, and the arena is smaller
+ * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, or
+ * the rest would be too small. *out_dirty: an image that has to be written first, or HT_SLOT_NONE. The memory must not
+ * be registered with rings, and nothing populates it any more (ht_arena_stop_populating).
+ */
+enum ht_lend {
+    HT_LEND_FREE,  /* slots without images */
+    HT_LEND_CLEAN, /* also those whose images are clean, and not protected */
+    HT_LEND_ANY,   /* also protected ones, but no pinned or waiting ones */
+};
+bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty) HT_REQUIRES(HT_LOCK_STORE);
+/* One pair is back. False: none is lent. */
+bool ht_arena_take_back(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+uint64_t ht_arena_lent_bytes(const struct ht_arena *a);
+enum { HT_ARENA_LEND_BYTES = 2 << 20 };
+
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);
 /*
@@ -245,6 +262,7 @@ struct ht_arena_sums {
     uint64_t dirty_on[HT_NODES_MAX]; /* all of these, from the node at each place */
 };
 const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* Without what it has lent. */
 uint64_t ht_arena_bytes(const struct ht_arena *a);
 /* Unused whole slots, except a few that are kept for requests of their node. */
 uint32_t ht_arena_free_slots(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);

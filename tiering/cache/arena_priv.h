@@ -15,7 +15,7 @@
 
 enum { HT_SLOT_SUBS = 16, HT_SLOT_SHIFT = 20 };
 enum { HT_PIECE_LENGTHS = HT_SLOT_SUBS - 1 }; /* of pieces: 1 to 15 sub-slots */
-enum ht_slot_state { HT_SLOT_FREE, HT_SLOT_WHOLE, HT_SLOT_SPLIT };
+enum ht_slot_state { HT_SLOT_FREE, HT_SLOT_WHOLE, HT_SLOT_SPLIT, HT_SLOT_LENT };
 
 /* What an image is to the clock and to writeback. */
 enum ht_image_kind {
@@ -74,7 +74,9 @@ static_assert(HT_ORDER_PLACES == 64, "places are bits");
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots;
-    uint32_t spare; /* free slots that are no reason to take one far away */
+    uint32_t spare;           /* free slots that are no reason to take one far away */
+    struct ht_slot_list lent; /* the first ones of pairs */
+    uint32_t lend_at;         /* the pair that was looked at last */
     /* By node: free slots; split ones by the longest piece that fits. */
     struct ht_slot_list free[HT_NODES_MAX], room[HT_NODES_MAX][HT_PIECE_LENGTHS];
     /* Slots with an image of that kind; dirty ones by node, the others at 0. */

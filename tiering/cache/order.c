@@ -72,7 +72,7 @@ void ht_arena_order_end(struct ht_arena *a)
 
 bool ht_arena_has_hint_room(const struct ht_arena *a)
 {
-    return a->order.slots < a->slots / 2;
+    return a->order.slots < (a->slots - 2 * a->lent.count) / 2;
 }
 
 uint64_t ht_order_hint_bytes(const struct ht_arena *a)

@@ -91,14 +91,16 @@ static void check_lists(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, planned[HT_ORDER_PLACES] = {0},
              room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
-    uint32_t unused[HT_NODES_MAX] = {0}, final[HT_NODES_MAX] = {0}, free_slots = 0;
+    uint32_t unused[HT_NODES_MAX] = {0}, final[HT_NODES_MAX] = {0}, free_slots = 0, lent = 0;
 
     for (uint32_t i = 0; i < a->slots; i++) {
         const struct ht_slot *s = &a->slot[i];
         unused[s->numa_index] += s->state == HT_SLOT_FREE;
+        lent += s->state == HT_SLOT_LENT;
+        assert(s->state != HT_SLOT_LENT || a->slot[i ^ 1].state == HT_SLOT_LENT);
         for (unsigned kind = 0; kind < HT_IMAGE_KINDS; kind++)
-            assert(s->state != HT_SLOT_FREE || !s->images[kind]);
-        assert(s->state != HT_SLOT_FREE || !s->finals);
+            assert((s->state != HT_SLOT_FREE && s->state != HT_SLOT_LENT) || !s->images[kind]);
+        assert((s->state != HT_SLOT_FREE && s->state != HT_SLOT_LENT) || !s->finals);
         final[s->numa_index] += s->finals > 0;
         if (s->state == HT_SLOT_SPLIT && s->room)
             room[s->numa_index][s->room - 1]++;
@@ -129,6 +131,8 @@ static void check_lists(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
         }
     }
     assert(a->free_slots == free_slots);
+    check_list(a, &a->lent, HT_LIST_ROOM);
+    assert(lent == 2 * a->lent.count);
 }
 
 static void check_externals(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
@@ -152,7 +156,7 @@ void ht_arena_verify(struct ht_arena *a)
     struct ht_arena_sums sums = {0};
 
     for (uint32_t i = 0; i < a->slots; i++)
-        if (a->slot[i].state != HT_SLOT_FREE)
+        if (a->slot[i].state != HT_SLOT_FREE && a->slot[i].state != HT_SLOT_LENT)
             check_used_slot(a, i, &sums);
     check_lists(a);
     check_externals(a);

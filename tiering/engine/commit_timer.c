@@ -98,6 +98,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     if (now >= t->next_ns) {
         if (!commit_if_answered(s, t, period_ns))
             return HT_STEP_BLOCKED;
+        ht_shm_give_closed(s);
         t->next_ns = ht_now_ns() + period_ns;
     }
     b->at_ns = t->next_ns;

@@ -61,16 +61,20 @@ static struct ht_obj *oldest_closed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STOR
     return NULL;
 }
 
-static bool has_room(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+void ht_shm_give_closed(struct ht_store *s)
 {
-    return s->shm->count < HT_SHM_IMAGES_MAX && bytes <= s->opts.shm_bytes &&
-        s->shm->used_bytes <= s->opts.shm_bytes - bytes;
+    struct ht_obj *o;
+
+    ht_store_lock(s);
+    while (s->opts.shm_lent && !ht_arena_free_slots(s->arena) && (o = oldest_closed(s)) && ht_shm_reclaim(o))
+        ;
+    ht_store_unlock(s);
 }
 
 static bool may_go_out(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size &&
-        !ht_obj_cold_blocks(o); /* which no thread that holds a chunk waits for */
+    return o->s->shm->share_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES &&
+        o->size && !ht_obj_cold_blocks(o); /* which no thread that holds a chunk waits for */
 }
 
 /* Bytes of objects that no program has open. */
@@ -83,6 +87,17 @@ static uint64_t closed_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
     return bytes;
 }
 
+/* May release the lock. */
+static int take(struct ht_store *s, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (s->shm->count == HT_SHM_IMAGES_MAX || !ht_shm_has_share(s, ht_shm_footprint(size)))
+        return -ENOSPC;
+    s->shm->count++;
+    int rc = ht_shm_take(s, ht_shm_footprint(size), HT_LEND_ANY, false);
+    s->shm->count -= rc != 0;
+    return rc;
+}
+
 /* Counts it among the objects with memory, and makes the memory without the lock. Releases the lock in between. */
 static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -91,31 +106,31 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_obj *old;
 
     /* No memory is taken from others for what does not fit even so. */
-    if (ht_shm_footprint(size) > s->opts.shm_bytes ||
-        s->shm->used_bytes - closed_bytes(s) > s->opts.shm_bytes - ht_shm_footprint(size))
-        return -ENOSPC;
-    while (!has_room(s, ht_shm_footprint(size)) && (old = oldest_closed(s)))
-        if (!ht_shm_reclaim(old))
-            return -ENOSPC;
-    if (!has_room(s, ht_shm_footprint(size)))
+    if (ht_shm_footprint(size) > s->shm->share_bytes ||
+        s->shm->used_bytes - closed_bytes(s) > s->shm->share_bytes - ht_shm_footprint(size))
         return -ENOSPC;
     struct ht_shm *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;
-    s->shm->used_bytes += ht_shm_footprint(size);
-    s->shm->count++;
+    int rc;
+    while ((rc = take(s, size)) && (old = oldest_closed(s)) && ht_shm_reclaim(old))
+        ;
+    if (rc) {
+        free(h);
+        return rc;
+    }
     h->memory.nodes = &s->numa.nodes;
     h->memory.numa_index = ht_obj_common_numa_index(o);
     ht_store_unlock(s);
-    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
+    rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
     ht_store_lock(s);
     if (!rc && (o->extra->shm || o->size != size || !may_go_out(o))) {
         ht_shared_close(&h->memory);
         rc = -EBUSY;
     }
     if (rc) {
-        s->shm->used_bytes -= ht_shm_footprint(size);
         s->shm->count--;
+        ht_shm_give(s, ht_shm_footprint(size));
         free(h);
         return rc;
     }
@@ -224,6 +239,8 @@ int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
 {
     struct ht_store *s = o->s;
 
+    if (s->opts.shm_lent)
+        ht_arena_stop_populating(s->arena);
     ht_store_lock(s);
     int rc = prepare(o, user);
     if (rc) {

@@ -57,17 +57,19 @@ void ht_shm_teardown(struct ht_store *s)
 
 int ht_shm_init(struct ht_store *s)
 {
-    uint64_t share = s->opts.shm_bytes;
+    uint64_t share = s->opts.shm_lent ? s->opts.dram_bytes / 100 * HT_SHM_PERCENT_MAX : s->opts.shm_bytes;
 
+    s->shm->share_bytes = share;
     return share ? ht_arena_expect_external(s->arena, (uint32_t)(share / HT_CHUNK_BYTES) + HT_SHM_IMAGES_MAX) : 0;
 }
 
 void ht_shm_stats(const struct ht_store *s, struct ht_store_stats *out)
 {
     out->shm_bytes = s->opts.shm_bytes;
+    out->shm_bytes_max = s->shm->share_bytes;
     out->shm_used_bytes = s->shm->used_bytes;
     out->shm_count = s->shm->count;
-    out->dram_bytes += s->opts.shm_bytes;
+    out->dram_bytes += s->opts.shm_bytes + ht_arena_lent_bytes(s->arena);
     out->dram_used_bytes += s->shm->used_bytes;
     out->working_bytes += s->shm->count * sizeof(struct ht_shm);
     ht_list_for_each(p, &s->shm->all)
@@ -176,31 +178,14 @@ static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
 static int grow_file(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    int rc = ht_shared_resize(&o->extra->shm->memory, bytes);
+    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, true);
 
-    if (!rc)
-        o->s->shm->used_bytes += more;
+    if (rc)
+        return rc;
+    rc = ht_shared_resize(&o->extra->shm->memory, bytes);
+    if (rc)
+        ht_shm_give(o->s, more);
     return rc;
-}
-
-/*
- * There are few, so a sum costs less than an account. A closed object counts for no user: it is dropped when another
- * one needs the memory.
- */
-bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
-{
-    uint64_t bytes = more_bytes, bytes_max = s->opts.shm_bytes / 4 * HT_SHM_USER_QUARTERS;
-    unsigned count = more, count_max = HT_SHM_IMAGES_MAX / 4 * HT_SHM_USER_QUARTERS;
-
-    if (!user)
-        return true;
-    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
-        if (!h->is_open || h->user != user)
-            continue;
-        bytes += ht_shm_footprint(h->memory.bytes);
-        count++;
-    }
-    return bytes <= bytes_max && count <= count_max;
 }
 
 int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
@@ -210,7 +195,7 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
     if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
         return 0;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    if (more > s->opts.shm_bytes || s->shm->used_bytes > s->opts.shm_bytes - more)
+    if (!ht_shm_has_share(s, more))
         return -ENOSPC;
     if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
         return -ENOSPC;
@@ -261,7 +246,7 @@ static bool try_trim(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
         return false;
     drop_images_behind(o, behind);
     if (ht_shared_resize(m, size) == 0)
-        s->shm->used_bytes -= ht_shm_footprint(before) - ht_shm_footprint(size);
+        ht_shm_give(s, ht_shm_footprint(before) - ht_shm_footprint(size));
     return true;
 }
 
@@ -331,8 +316,8 @@ void ht_shm_free(struct ht_obj *o)
     ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_reserve = false;
     ht_list_del(&h->link);
     s->shm->count--;
-    s->shm->used_bytes -= ht_shm_footprint(h->memory.bytes);
     ht_shared_close(&h->memory);
+    ht_shm_give(s, ht_shm_footprint(h->memory.bytes));
     free(h);
 }
 

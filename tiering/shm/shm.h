@@ -36,6 +36,9 @@ void ht_shm_note_stores(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_
 /* Of any object: frees the memory, which holds no images. */
 void ht_shm_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
+/* The DRAM tier gets memory that it has lent to closed objects, while it has no unused slot. */
+void ht_shm_give_closed(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+
 /* ------------------------------------------------------------ dirty scan */
 
 /* As ht_obj_shm_scan, for all of a scope. */

@@ -5,6 +5,8 @@
 
 #include "tiering/base/list.h"
 #include "tiering/sys/shared.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/shm/shm.h"
 
@@ -33,6 +35,7 @@ static inline bool ht_shm_takes_stores(const struct ht_shm *h) HT_REQUIRES(HT_LO
 
 /* The state of shm/. */
 struct ht_shm_state {
+    uint64_t share_bytes; /* at most; constant */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_list all;
         uint32_t count;
@@ -47,6 +50,17 @@ static inline uint64_t ht_shm_footprint(uint64_t bytes)
     return ht_round_up(bytes, HT_BLOCK_BYTES);
 }
 
+static inline bool ht_shm_has_share(const struct ht_store *store, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return bytes <= store->shm->share_bytes && store->shm->used_bytes <= store->shm->share_bytes - bytes;
+}
+/*
+ * Takes so many more bytes of the share, for memory that is made after this; and gives them, when it is gone. A share
+ * that is lent comes from images up to most. at_once: does not release the lock, and waits for nothing. -ENOSPC
+ */
+int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, bool at_once)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+void ht_shm_give(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 /* May this user have so many more images, of so many more bytes in all? */
 bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
     HT_REQUIRES(HT_LOCK_STORE);

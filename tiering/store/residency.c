@@ -120,6 +120,6 @@ void ht_store_end_step(struct ht_store *s, bool waits)
     ht_arena_end_step(s->arena);
     struct ht_passing *p = &s->own->passing;
     if (ht_passing_end_step(p, waits))
-        ht_arena_set_protected_max(s->arena, ht_arena_bytes(s->arena) - p->bytes);
+        ht_arena_set_protected_max(s->arena, ht_arena_bytes(s->arena) - ht_min_u64(p->bytes, ht_arena_bytes(s->arena)));
     ht_store_unlock(s);
 }

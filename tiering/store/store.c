@@ -126,7 +126,10 @@ static int make_rings(struct ht_store *s)
     return ht_rings_new(&of, &s->rings);
 }
 
-/* Not before: registering pins every page, and the mount would wait for that. */
+/*
+ * Not before: registering pins every page, and the mount would wait for that. A device uses the pages that were
+ * registered, so slots that are lent must not be.
+ */
 static void register_arena(void *ctx)
 {
     struct ht_store *s = ctx;
@@ -191,7 +194,8 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
         return rc;
     }
     ht_store_put_in_order(s, devs, dev_count);
-    ht_arena_when_populated(s->arena, register_arena, s);
+    if (!opts->shm_lent)
+        ht_arena_when_populated(s->arena, register_arena, s);
     *out_store = s;
     return 0;
 }

@@ -32,6 +32,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24 /* Linux 5.18 */
+#endif
 
 /* malloc looks at all that it has free, while others wait for it. */
 uint64_t ht_heap_spare_bytes(void)
@@ -78,6 +81,11 @@ int ht_mem_populate(char *base, size_t bytes)
     return 0;
 }
 
+bool ht_mem_give_back(char *base, size_t bytes)
+{
+    return madvise(base, bytes, MADV_DONTNEED_LOCKED) == 0;
+}
+
 /* How much of the memory the kernel has mapped by huge pages; only smaps shows this. */
 static uint64_t count_huge(const char *base, size_t bytes)
 {
@@ -103,10 +111,9 @@ static uint64_t count_huge(const char *base, size_t bytes)
 enum { FILLING, ASKED, FILLED };
 
 struct ht_filler {
-    pthread_t thread;
-    atomic_bool stop;
-    atomic_int state;      /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
-    void (*fn)(void *ctx); /* before ASKED */
+    atomic_bool stop, ended; /* ended: the thread has nothing of this any more */
+    atomic_int state;        /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
+    void (*fn)(void *ctx);   /* before ASKED */
     void *ctx;
     _Atomic uint64_t huge_bytes; /* of all, when it has populated all */
     char *base;
@@ -124,6 +131,7 @@ static void *fill_rest(void *arg)
         atomic_store(&f->huge_bytes, count_huge(f->base, f->bytes));
     if (!atomic_load(&f->stop) && atomic_exchange(&f->state, FILLED) == ASKED)
         f->fn(f->ctx);
+    atomic_store(&f->ended, true);
     return NULL;
 }
 
@@ -146,25 +154,26 @@ void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *
 static void start_filler(struct ht_pinned *m)
 {
     struct ht_filler *f;
+    pthread_t thread;
 
     if (m->bytes <= EAGER_BYTES || !(f = calloc(1, sizeof(*f))))
         return;
     f->base = m->base;
     f->bytes = m->bytes;
-    if (pthread_create(&f->thread, NULL, fill_rest, f) == 0)
-        m->filler = f;
-    else
+    if (pthread_create(&thread, NULL, fill_rest, f) != 0) {
         free(f);
+        return;
+    }
+    pthread_detach(thread);
+    m->filler = f;
 }
 
 void ht_pinned_stop_populating(struct ht_pinned *m)
 {
-    if (!m->filler)
-        return;
-    atomic_store(&m->filler->stop, true);
-    pthread_join(m->filler->thread, NULL);
-    free(m->filler);
-    m->filler = NULL;
+    if (m->filler)
+        atomic_store(&m->filler->stop, true);
+    while (m->filler && !atomic_load(&m->filler->ended)) /* it ends after its step */
+        usleep(1000);
 }
 
 /* ------------------------------------------------------------------- parts */
@@ -278,6 +287,7 @@ void ht_pinned_free(struct ht_pinned *m)
     if (!m->base)
         return;
     ht_pinned_stop_populating(m);
+    free(m->filler);
     munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};
 }

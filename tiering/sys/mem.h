@@ -37,7 +37,7 @@ void ht_pinned_free(struct ht_pinned *m);
  * Calls fn when all is populated: now if it is, else from the thread that does it; never if that cannot be known. Once.
  */
 void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx);
-/* Populates nothing more ahead, and calls no fn after this. */
+/* Populates nothing more ahead, and calls no fn after this. Any thread, while others use the memory. */
 void ht_pinned_stop_populating(struct ht_pinned *m);
 /* Parts that it has: one for each node, or one. */
 unsigned ht_pinned_parts(const struct ht_pinned *m);
@@ -55,6 +55,8 @@ uint64_t ht_mem_lock_limit(void);
 void *ht_mem_map_aligned(size_t bytes, int protection);
 /* For memory mapped elsewhere: its pages come now, all of them. */
 int ht_mem_populate(char *base, size_t bytes) HT_MUST_CHECK;
+/* Its pages go; the next touch brings fresh ones, of zeros. Not for memory that rings have registered. */
+bool ht_mem_give_back(char *base, size_t bytes) HT_MUST_CHECK;
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
 uint64_t ht_mem_available(void);
 

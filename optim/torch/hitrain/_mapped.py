@@ -7,7 +7,7 @@
 The tensor has its values in both states. Code that uses a parameter that is not loaded reads it page by page, which is
 slow and right. What a program stores through the tensor goes to the file; flush() sends it to the store at once.
 
-On a mount with passthrough= the mapping is the memory of the store itself. Then nothing is read, and nothing has to be flushed, and the file
+Where the mount passes files through, the mapping is the memory of the store itself. Then nothing is read, and nothing has to be flushed, and the file
 is not opened again: a mapping needs no descriptor, and a model may have more files than a process may have descriptors. The file
 must have its dtype and size before it is opened for the first time: an open of any other file would keep it ordinary.
 
@@ -41,6 +41,7 @@ _MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
 _MREMAP_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 _FAILED = ctypes.c_void_p(-1).value
 _PASSED = 2 << 30 | 4 << 16 | ord('h') << 8 | 3  # HT_IOCTL_PASSED of hitrain/words.h
+ASK = os.O_ASYNC  # HT_OPEN_PASSED: an opener that wants the store's memory
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -109,13 +110,14 @@ def is_passed(fd: int) -> bool:
 
 
 class MappedFile(ParameterFile):
-    """fill: gives the tensor its first values, for one that has none yet."""
+    """fill: gives the tensor its first values, for one that has none yet. asks: for the store's memory, if the mount lends it."""
 
     keeps_memory = True
 
     def __init__(self, root: str, name: str, tensor: torch.Tensor, grad_dtype: torch.dtype,
-                 fill: Optional[Callable[[torch.Tensor], None]]) -> None:
+                 fill: Optional[Callable[[torch.Tensor], None]], asks: bool) -> None:
         super().__init__(root, name, tensor, tensor.dtype, grad_dtype)
+        self._flags |= ASK if asks else 0
         self.content_bytes = tensor.numel() * tensor.element_size()
         self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
         self._address: Any = None  # of the mapping

@@ -206,11 +206,12 @@ class Offloaded(Hooked):
             if self._copies:
                 p.data = p.data.to(self._copies.device)
             return super()._file_of(name, p, dtype, grad_dtype, part)
+        asks = not self._async and not self.redo  # memory that changes while forward reads it, and that makes each step a full one
         if self._shard:
             self._originals.append((p, p.data))
         if self._copies:
-            return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill)
-        return MappedFile(self.root, name, p, grad_dtype, self._fill)
+            return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill, asks)
+        return MappedFile(self.root, name, p, grad_dtype, self._fill, asks)
 
     def _attach_empty(self, f: ParameterFile) -> None:
         if self._fill:

@@ -23,7 +23,7 @@ import torch
 
 from hitrain._bytes import take_and_sum
 from hitrain._files import ParameterFile
-from hitrain._mapped import discard, is_passed, map_file
+from hitrain._mapped import ASK, discard, is_passed, map_file
 from hitrain._parts import is_dtensor
 from hitrain._words import HIDDEN, bytes_of, close_quietly, opened
 
@@ -149,7 +149,7 @@ class Window:
         self._asks = _ASKS if self._bytes >= self._least else 0
 
     def _mapped(self) -> Optional[torch.Tensor]:
-        file = opened(self._path, self._mode)
+        file = opened(self._path, self._mode | ASK)
         try:
             fd = file.fileno()
             if not is_passed(fd):

@@ -34,6 +34,7 @@ TEST(defaults)
     ck_assert(!o.foreground && !o.store.read_only && !o.tune && !o.allow_other);
     ck_assert(o.store.dedup && o.store.compact && !o.store.no_background && o.compress == false);
     ck_assert_int_eq(o.store.discard, HT_DISCARD_AUTO);
+    ck_assert_uint_eq(o.store.shm_bytes, HT_PASSTHROUGH_AUTO);
     ht_options_free(&o);
 }
 
@@ -72,6 +73,10 @@ TEST(passthrough_is_turned_off)
         ht_options_free(&o);
     }
     ck_assert_int_eq(parse("a /mnt -o passthrough=1M", &o), -EINVAL);
+    ck_assert_int_eq(parse("a /mnt -o passthrough=on", &o), -EINVAL);
+    ck_assert_int_eq(parse("a /mnt -o passthrough=64M,passthrough=auto", &o), 0);
+    ck_assert_uint_eq(o.store.shm_bytes, HT_PASSTHROUGH_AUTO);
+    ht_options_free(&o);
 }
 
 TEST(engines_are_turned_off)
@@ -183,6 +188,8 @@ TEST(a_remount_names_what_cannot_change)
     ck_assert_ptr_null(changed("a b m", "a m -o remount,device=b"));
     ck_assert_str_eq(changed("a b m", "a m -o remount,device=b,device=c"), "device");
     ck_assert_ptr_null(changed("a m -o numa=off,passthrough=8M", "a m -o remount,passthrough=8M,numa=off"));
+    ck_assert_ptr_null(changed("a m", "a m -o remount,passthrough=auto"));
+    ck_assert_str_eq(changed("a m", "a m -o remount,passthrough=off"), "passthrough");
 }
 
 TEST(what_cannot_change_is_a_list_that_means_the_same)

@@ -18,6 +18,14 @@ static const struct {
     {{.pinned = true, .bytes = 1, .direct = true}, false},
     {{.parameter = true, .bytes = 1, .opens = 1}, false},
     {{.pinned = true, .bytes = 1, .opens = 3}, false},
+    {{.asked = true, .bytes = 1}, true},
+    {{.asked = true, .lent = true, .bytes = 1}, true},
+    {{.asked = true, .lent = true, .bytes = 1, .direct = true}, false},
+    {{.asked = true, .lent = true, .bytes = 1, .opens = 1}, false},
+    {{.asked = true, .lent = true, .bytes = 1, .frozen = true}, false},
+    {{.asked = true, .lent = true}, false},
+    {{.parameter = true, .lent = true, .bytes = 1}, false},
+    {{.parameter = true, .pinned = true, .lent = true, .bytes = 1}, false},
 };
 
 TEST(wanted)

@@ -22,6 +22,7 @@ static struct ht_dev *dev;
 static struct ht_store *s;
 static uint64_t fixture_dram_bytes = 8 * MIB;
 static uint64_t fixture_shm_bytes; /* beside these */
+static bool fixture_shm_lent;      /* a part of these, instead */
 static bool fixture_discard;
 static unsigned fixture_owners_max;   /* of bytes that background work moves; 0: the store's limit */
 static enum ht_inline fixture_inline; /* of objects that may be compressed: none */
@@ -30,6 +31,7 @@ static inline void mount_with(bool threads, bool read_only)
 {
     struct ht_store_opts opts = {.dram_bytes = fixture_dram_bytes + fixture_shm_bytes,
                                  .shm_bytes = fixture_shm_bytes,
+                                 .shm_lent = fixture_shm_lent,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,
