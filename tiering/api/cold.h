@@ -50,7 +50,7 @@ bool ht_scope_is_warm(struct ht_store *s, uint64_t scope);
 /*
  * Published content in the vault comes to the devices with no change, and no faster than the options allow work in the
  * background: content of an object, or of all of a scope. After 0 it is durable. Newer content stays. -EIO, -ENOSPC;
- * -EINTR: stop said so. WAITS for the vault.
+ * -EINTR: stop, which takes no lock, said so. WAITS for the vault.
  */
 typedef bool ht_recall_stop(void *ctx);
 int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;

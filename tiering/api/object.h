@@ -61,6 +61,7 @@ struct ht_obj_stat {
     uint64_t prealloc_bytes; /* set aside by ht_obj_prealloc, not written yet */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
+    uint64_t cold_waits;   /* reads and writes that waited for the vault; modulo 2^32 */
     uint64_t device_read_bytes, device_written_bytes;
     uint64_t version; /* grows with every change of content */
     uint32_t refs;    /* references to it, of all threads */

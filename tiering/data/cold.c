@@ -19,6 +19,8 @@
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
 
+#define LOOK_NS 20000000ull
+
 struct ht_cold_fetch {
     struct ht_list link; /* among the fetches that are not done */
     struct ht_list ahead;
@@ -154,43 +156,62 @@ static void report(const struct ht_cold_fetch *f, int rc)
 }
 
 /* Without the lock: the client's answer, verified. */
-static int receive(struct ht_store *s, struct ht_cold_fetch *f)
+static int receive(struct ht_store *s, struct ht_cold_fetch *f, ht_remote_stop *stop, void *ctx)
 {
-    int rc = f->remote ? ht_remote_end(f->remote, &f->get) : f->rc;
+    int rc = f->remote ? ht_remote_end_or_stop(f->remote, &f->get, stop, ctx) : f->rc;
 
     if (!rc && !ht_ref_matches(s, &f->ref, f->bytes) && !HT_MUTANT("cold-checksum"))
         rc = -EUCLEAN;
     if (!rc)
         rc = ht_ref_decode(&s->data->decoders, &f->ref, f->bytes);
-    if (rc && rc != -ENOMEM)
-        report(f, rc);
-    return !rc || rc == -ENOMEM ? rc : -EIO;
+    if (!rc || rc == -ENOMEM || rc == -EINTR)
+        return rc;
+    report(f, rc);
+    return -EIO;
 }
 
-int ht_cold_wait(const struct ht_cold_want *w)
+int ht_cold_wait_or_stop(const struct ht_cold_want *w, ht_remote_stop *stop, void *ctx)
 {
     struct ht_cold_fetch *f = w->fetch;
     struct ht_store *s = f->obj->s;
 
     if (!w->leads) {
         ht_activity_wait("the vault, for object", f->obj->oid);
-        while (!f->done)
-            ht_store_wait(s, &s->data->fetched, 0);
+        while (!f->done && !(stop && stop(ctx)))
+            ht_store_wait(s, &s->data->fetched, stop ? ht_now_ns() + LOOK_NS : 0);
         ht_activity_go_on();
-        return f->rc;
+        return !f->done ? -EINTR : f->rc == -EINTR ? -EREMOTE : f->rc;
     }
     ht_store_unlock(s);
     ht_activity_wait("the vault, for object", f->obj->oid);
-    int rc = receive(s, f);
+    int rc = receive(s, f, stop, ctx);
     ht_activity_go_on();
     ht_store_lock(s);
     f->remote = NULL;
     s->flow.cold_read_blocks += rc ? 0 : ht_ref_blocks(&f->ref);
-    s->flow.read_errors += rc != 0;
+    s->flow.read_errors += rc && rc != -EINTR;
     f->rc = rc;
     f->done = true;
     ht_list_del(&f->link);
     pthread_cond_broadcast(&s->data->fetched);
+    return rc;
+}
+
+int ht_cold_wait(const struct ht_cold_want *w)
+{
+    return ht_cold_wait_or_stop(w, NULL, NULL);
+}
+
+int ht_cold_wait_and_count(const struct ht_cold_want *w)
+{
+    struct ht_obj *o = w->fetch->obj;
+    uint64_t began_ns = ht_now_ns();
+    int rc = ht_cold_wait(w);
+
+    o->s->flow.cold_waits++;
+    o->s->flow.cold_wait_ns += ht_now_ns() - began_ns;
+    if (ht_obj_need_extra(o) == 0)
+        ht_obj_extra(o)->cold_waits++;
     return rc;
 }
 
@@ -249,19 +270,17 @@ int ht_cold_install(const struct ht_cold_want *w)
 
 int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
-    struct ht_store *s = o->s;
     struct ht_cold_want w;
-    uint64_t began_ns = ht_now_ns();
 
     ht_chunk_leaf(c)->users++;
     int rc = ht_cold_begin(o, index, false, false, &w);
     if (!rc && w.fetch) {
-        rc = ht_cold_wait(&w);
+        rc = ht_cold_wait_and_count(&w);
         if (!rc)
             rc = ht_cold_install(&w);
+        else if (rc == -EREMOTE)
+            rc = 0;
         ht_cold_put(&w);
-        s->flow.cold_waits++;
-        s->flow.cold_wait_ns += ht_now_ns() - began_ns;
     }
     ht_chunk_leaf(c)->users--;
     if (rc && !ht_chunk_in_use(c))
@@ -309,13 +328,20 @@ bool ht_cold_ahead(struct ht_obj *o, uint64_t index)
     return true;
 }
 
+static bool stops(void *ctx)
+{
+    const struct ht_store *s = ctx;
+
+    return s->waits.stopping;
+}
+
 void ht_cold_finish_ahead(struct ht_store *s)
 {
     ht_store_lock(s);
     while (!ht_list_empty(&s->data->ahead)) {
         struct ht_cold_want w = {ht_list_entry(s->data->ahead.next, struct ht_cold_fetch, ahead), true};
         ht_list_del(&w.fetch->ahead);
-        int rc = ht_cold_wait(&w);
+        int rc = ht_cold_wait_or_stop(&w, stops, s);
         if (!rc)
             rc = ht_cold_install(&w); /* without room its reader fetches it */
         ht_cold_put(&w);

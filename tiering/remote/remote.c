@@ -92,17 +92,18 @@ static void finish(struct ht_remote *r, struct ht_remote_get *g, int rc) HT_REQU
     r->state.gets += rc == 0;
     r->state.get_bytes += rc == 0 ? g->bytes : 0;
     r->state.timeouts += rc == -ETIMEDOUT;
-    r->state.failures += rc && rc != -ETIMEDOUT;
+    r->state.failures += rc && rc != -ETIMEDOUT && rc != -EINTR;
     pthread_cond_broadcast(&r->changed);
 }
 
 /* The slot stays taken until the program answers or ends. */
-static void give_up(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES(HT_LOCK_REMOTE)
+static void give_up(struct ht_remote *r, struct ht_remote_get *g, int rc) HT_REQUIRES(HT_LOCK_REMOTE)
 {
     if (g->state == SENT)
         r->slots[g->slot].get = NULL;
-    finish(r, g, -ETIMEDOUT);
-    set_silent(r, true);
+    finish(r, g, rc);
+    if (rc == -ETIMEDOUT)
+        set_silent(r, true);
 }
 
 /* ---- the thread: its program ---- */
@@ -397,7 +398,7 @@ static void *remote_main(void *arg)
         }
         for (struct ht_remote_get *g = r->first; g; g = g->next)
             if ((g->state == QUEUED || g->state == SENT) && g->begun_ns + timeout_ns(r) <= now)
-                give_up(r, g);
+                give_up(r, g, -ETIMEDOUT);
         wait_for_more(r);
     }
     ht_mutex_unlock(remote_lock(r));
@@ -492,17 +493,20 @@ static void unlink_get(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES
         r->last = at;
 }
 
-int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
+int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
 {
     ht_mutex_lock(remote_lock(r));
     uint64_t end_ns = g->begun_ns + timeout_ns(r);
     while (g->state != DONE) {
-        if (ht_now_ns() < end_ns)
-            ht_cond_wait_until(&r->changed, remote_lock(r), end_ns);
-        else if (g->state == COPIED)
+        uint64_t now = ht_now_ns();
+        if (g->state == COPIED)
             ht_cond_wait(&r->changed, remote_lock(r));
+        else if (stop && stop(ctx))
+            give_up(r, g, -EINTR);
+        else if (now < end_ns)
+            ht_cond_wait_until(&r->changed, remote_lock(r), stop ? ht_min_u64(end_ns, now + LOOK_MS * MS) : end_ns);
         else {
-            give_up(r, g);
+            give_up(r, g, -ETIMEDOUT);
             wake_thread(r); /* for the probe */
         }
     }
@@ -510,6 +514,11 @@ int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
     int rc = g->rc;
     ht_mutex_unlock(remote_lock(r));
     return rc;
+}
+
+int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
+{
+    return ht_remote_end_or_stop(r, g, NULL, NULL);
 }
 
 void ht_remote_state(struct ht_remote *r, struct ht_remote_state *out_state)

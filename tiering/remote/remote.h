@@ -86,6 +86,10 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHEC
  * such segment; -ENODATA: it ends before the range does; -EIO: the program says another error (ht_remote_state).
  */
 int ht_remote_end(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHECK;
+/* The same; -EINTR: stop (NULL: nobody), which is asked all the time and takes no lock, said so. */
+typedef bool ht_remote_stop(void *ctx);
+int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *get, ht_remote_stop *stop,
+                          void *ctx) HT_MUST_CHECK;
 
 void ht_remote_state(struct ht_remote *r, struct ht_remote_state *out_state);
 

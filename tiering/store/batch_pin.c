@@ -313,17 +313,18 @@ static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_RE
 {
     int rc = 0;
 
-    for (unsigned i = 0; l->nowait && i < l->count; i++) { /* the thread may hold other chunks */
+    /* the thread may hold other chunks */
+    for (unsigned i = 0; (l->nowait || l->here) && i < l->count; i++) {
         struct ht_chunk *c = ht_chunk_find(l->chunk[i].obj, l->chunk[i].index);
         if (c && l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE && ht_chunk_is_away(l->store, c))
-            return -EAGAIN;
+            return l->nowait ? -EAGAIN : -EREMOTE;
     }
     for (unsigned i = 0; !rc && i < l->count; i++)
         if (l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE)
             rc = ht_cold_begin(l->chunk[i].obj, l->chunk[i].index, false, false, &w->part[i].cold);
     for (unsigned i = 0; i < 2 * l->count; i++) { /* those that others wait for come first */
         struct ht_cold_want *cold = &w->part[i % l->count].cold;
-        int one = cold->fetch && cold->leads == (i < l->count) ? ht_cold_wait(cold) : 0;
+        int one = cold->fetch && cold->leads == (i < l->count) ? ht_cold_wait_and_count(cold) : 0;
         rc = rc ? rc : one;
     }
     return rc;
@@ -380,7 +381,7 @@ int ht_batch_pin_begin(struct ht_batch_pin *l)
 
     do
         rc = begin(l);
-    while (rc == -EREMOTE);
+    while (rc == -EREMOTE && !l->here);
     return rc;
 }
 

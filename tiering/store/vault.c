@@ -234,7 +234,7 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
  * The content of a published reference with nothing newer; its object does not go. 0: it moved, or is not
  * that. -EAGAIN: a thread has it.
  */
-static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
+static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes, ht_recall_stop *stop, void *ctx)
 {
     struct ht_move_owner self = {o, index};
     struct ht_move m = {.owner = &self, .owners = 1};
@@ -247,7 +247,7 @@ static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
     bool may = c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB && ht_ref_is_cold(&c->pub);
     int rc = may ? ht_cold_begin(o, index, false, true, &w) : 0;
     if (!rc && w.fetch)
-        rc = ht_cold_wait(&w);
+        rc = ht_cold_wait_or_stop(&w, stop, ctx);
     if (!rc && w.fetch)
         m.was = *ht_cold_ref(&w);
     ht_store_unlock(s);
@@ -305,7 +305,8 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
 
     while (!rc && (index = next_cold(o, index)) != UINT64_MAX) {
         uint64_t began_ns = ht_now_ns(), bytes;
-        rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes);
+        rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes, stop, ctx);
+        rc = rc == -EREMOTE ? -EAGAIN : rc;
         index += rc != -EAGAIN;
         if (rc == -EAGAIN) { /* it is read or written now: once more, if it is still cold */
             nanosleep(&moment, NULL);
