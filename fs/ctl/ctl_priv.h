@@ -81,6 +81,7 @@ struct ht_ctl {
     bool attached HT_GUARDED_BY(HT_LOCK_EVENT_NAMES);
 
     struct ht_mutex root_lock; /* one change of the set of roots at a time; above everything else */
+    struct ht_mutex cold_lock; /* cold.c: a root has its attribute cold as long as places are set below it */
 
     struct ht_rwlock words_lock;      /* override.c; guards the fields below */
     struct ht_id_table earlier_words; /* by inode */
@@ -91,6 +92,7 @@ struct ht_ctl {
 HT_MUTEX_OF(ht_ctl_lock, struct ht_ctl, lock, HT_LOCK_CTL)
 HT_MUTEX_OF(ht_ctl_name_lock, struct ht_ctl, name_lock, HT_LOCK_EVENT_NAMES)
 HT_MUTEX_OF(ht_ctl_root_lock, struct ht_ctl, root_lock, HT_LOCK_ROOTS)
+HT_MUTEX_OF(ht_ctl_cold_lock, struct ht_ctl, cold_lock, HT_LOCK_COLD)
 HT_RWLOCK_OF(ht_ctl_words_lock, struct ht_ctl, words_lock, HT_LOCK_WORDS)
 
 /*
@@ -254,6 +256,8 @@ int ht_cold_recall(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 ssize_t ht_cold_vault_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 ssize_t ht_cold_recall_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 void ht_cold_settle(struct ht_ctl *c, uint64_t root);
+/* May it have cold content? Its attribute cold says so. */
+bool ht_cold_may(struct ht_ctl *c, uint64_t root);
 
 /* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX]);

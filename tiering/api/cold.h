@@ -43,6 +43,9 @@ struct ht_obj_place {
  * content. -EBUSY: programs map the object. -ENOSPC: in the log. WAITS.
  */
 int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count) HT_MUST_CHECK;
+/* The same; -ESTALE: an abort of its root began since ht_obj_aborts said so many. */
+int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place,
+                            unsigned count) HT_MUST_CHECK;
 /* The places of the first chunks from index on that lie in the vault; at most cap. */
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap);
 /* Lies no content of the scope in the vault, also after a crash? An error of the log: false. WAITS. */

@@ -79,6 +79,8 @@ uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
 int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all) HT_MUST_CHECK;
 /* Stored bytes of the scope's objects that lie in the vault. Has it no object? */
 uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope);
+/* How many aborts of its scope have begun. */
+unsigned ht_obj_aborts(struct ht_obj *o);
 bool ht_scope_is_empty(struct ht_store *s, uint64_t scope);
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);
