@@ -107,11 +107,11 @@ struct ht_optim {
     struct ht_list ready;    /* roots with ranges to take, in turn */
     struct ht_list away;     /* those among them that wait for the vault, which holds none of the workers of others */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
-        unsigned idle;              /* workers that wait for a range */
-        unsigned aways, aways_idle; /* workers of `away`, started when they are needed; those that wait */
-        bool lends, serves;         /* workers do the store's background work; one is at it */
-        uint64_t served_ns;         /* when one was at it last */
-        uint64_t unit_period_ns;    /* after so long a unit of background work comes before the next range */
+        unsigned idle;           /* workers that wait for a range */
+        unsigned aways;          /* workers of `away`, started at the first need */
+        bool lends, serves;      /* workers do the store's background work; one is at it */
+        uint64_t served_ns;      /* when one was at it last */
+        uint64_t unit_period_ns; /* after so long a unit of background work comes before the next range */
     };
     uint64_t backlog_bytes_max; /* of one root: beyond it writers of its gradients wait */
 

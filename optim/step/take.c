@@ -63,9 +63,7 @@ struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
 static void wait_for_work(struct ht_optim *o, bool away) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     if (away) {
-        o->aways_idle++;
         ht_cond_wait(&o->away_work, ht_optim_lock(o));
-        o->aways_idle--;
         return;
     }
     if (o->lends && !o->serves) {
@@ -91,25 +89,17 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
     return r;
 }
 
-/* One more, if all have work: at most as many wait for the vault as it has slots for. */
-static void start_away_worker(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_worker *w = &o->away_worker[o->aways];
-
-    if (o->aways_idle || o->aways == HT_AWAY_WORKERS_MAX)
-        return;
-    *w = (struct ht_worker){.o = o, .away = true, .numa_index = HT_NUMA_INDEX_ANY};
-    if (pthread_create(&w->thread, NULL, ht_opt_worker_main, w) == 0)
-        o->aways++;
-}
-
 bool ht_opt_leave_range(struct ht_range *r)
 {
     struct ht_root *root = r->param->root;
     struct ht_optim *o = root->o;
 
     lock(o);
-    start_away_worker(o);
+    for (struct ht_worker *w = o->away_worker; o->aways < HT_AWAY_WORKERS_MAX; o->aways++) {
+        w[o->aways] = (struct ht_worker){.o = o, .away = true, .numa_index = HT_NUMA_INDEX_ANY};
+        if (pthread_create(&w[o->aways].thread, NULL, ht_opt_worker_main, &w[o->aways]))
+            break;
+    }
     bool left = o->aways > 0;
     if (left) {
         root->away = true;

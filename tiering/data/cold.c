@@ -80,16 +80,8 @@ static struct ht_cold_fetch *new_fetch(struct ht_obj *o, uint64_t index, const s
 
 static int ask(struct ht_store *s, struct ht_cold_fetch *f, bool ahead) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_extent e = ht_ref_extent(&f->ref, 0);
-
-    f->get = (struct ht_remote_get){
-        .lease = (uint32_t)(e.block >> (HT_VAULT_SEGMENT_BITS + HT_VAULT_UNIT_BITS)),
-        .n = (uint32_t)(e.block >> HT_VAULT_UNIT_BITS) & ((1u << HT_VAULT_SEGMENT_BITS) - 1),
-        .offset = (uint32_t)(e.block & (HT_VAULT_UNITS - 1)) * HT_BLOCK_BYTES,
-        .bytes = f->ref.stored,
-        .to = f->bytes,
-        .is_ahead = ahead,
-    };
+    f->get = ht_remote_range(ht_ref_extent(&f->ref, 0).block, f->ref.stored, f->bytes);
+    f->get.is_ahead = ahead;
     int rc = s->data->remote ? ht_remote_begin(s->data->remote, &f->get) : -ENOTCONN;
     f->remote = rc ? NULL : s->data->remote;
     return rc;
@@ -133,8 +125,6 @@ static const char *why(int rc)
         return "there is no such segment";
     case -ENODATA:
         return "the segment is too short";
-    case -ETIMEDOUT:
-        return "the vault does not answer";
     case -ENOTCONN:
         return "the store was mounted without its vault";
     default:
@@ -142,13 +132,13 @@ static const char *why(int rc)
     }
 }
 
-/* That a vault is silent has an event of its own. */
+/* That a vault is silent or missing has an event of its own. */
 static void report(const struct ht_cold_fetch *f, int rc)
 {
     const struct ht_event_about about = {f->obj->oid, "the vault", f->get.offset, rc == -EUCLEAN ? -EIO : rc};
     bool damage = rc == -EUCLEAN || rc == -ENOENT || rc == -ENODATA;
 
-    if (rc != -ETIMEDOUT)
+    if (rc != -ETIMEDOUT && rc != -ENXIO)
         ht_event(damage ? HT_EVENT_VAULT_DAMAGE : HT_EVENT_READ_ERROR, &about,
                  "chunk %llu of object %llu, seg/%08x/%04x at %u of the vault: %s; the read fails with EIO",
                  (unsigned long long)f->index, (unsigned long long)f->obj->oid, f->get.lease, f->get.n, f->get.offset,
@@ -199,14 +189,9 @@ int ht_cold_wait_or_stop(const struct ht_cold_want *w, ht_remote_stop *stop, voi
 
 int ht_cold_wait(const struct ht_cold_want *w)
 {
-    return ht_cold_wait_or_stop(w, NULL, NULL);
-}
-
-int ht_cold_wait_and_count(const struct ht_cold_want *w)
-{
     struct ht_obj *o = w->fetch->obj;
     uint64_t began_ns = ht_now_ns();
-    int rc = ht_cold_wait(w);
+    int rc = ht_cold_wait_or_stop(w, NULL, NULL);
 
     o->s->flow.cold_waits++;
     o->s->flow.cold_wait_ns += ht_now_ns() - began_ns;
@@ -275,7 +260,7 @@ int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     ht_chunk_leaf(c)->users++;
     int rc = ht_cold_begin(o, index, false, false, &w);
     if (!rc && w.fetch) {
-        rc = ht_cold_wait_and_count(&w);
+        rc = ht_cold_wait(&w);
         if (!rc)
             rc = ht_cold_install(&w);
         else if (rc == -EREMOTE)
@@ -366,6 +351,13 @@ static void changed(void *ctx, bool silent)
         ht_event(HT_EVENT_VAULT_ANSWERS, &about, "the vault answers again");
 }
 
+static void missing(void *ctx, const char *url, const char *why)
+{
+    const struct ht_event_about about = {.device = "the vault", .error = -ENXIO};
+
+    ht_event(HT_EVENT_VAULT_MISSING, &about, "%s: %s; cold content that it lacks cannot be read", url, why);
+}
+
 static bool has_gets(const struct ht_store *s, const struct ht_remote *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_list_for_each_entry(f, &s->data->fetching, const struct ht_cold_fetch, link)
@@ -393,16 +385,23 @@ int ht_cold_connect(struct ht_store *s)
         .timeout_ms = s->opts.vault_timeout_ms,
         .slots = s->opts.vault_slots,
         .changed = changed,
+        .missing = missing,
         .ctx = s,
     };
     char url[HT_REMOTE_URL_BYTES];
+    uint8_t uuid[sizeof(s->vault.uuid)];
     struct ht_remote *remote;
 
     ht_store_lock(s);
+    memcpy(uuid, s->vault.uuid, sizeof(uuid));
+    bool is_needed = s->objects.cold_blocks;
     snprintf(url, sizeof(url), "%s", s->vault.url);
     ht_store_unlock(s);
     config.url = s->opts.vault_url ? s->opts.vault_url : url;
+    config.uuid = uuid;
     int rc = ht_remote_new(&config, &remote);
+    if (!rc && is_needed)
+        ht_remote_look(remote);
     if (!rc)
         ht_remote_free(exchange(s, remote));
     return rc;

@@ -40,11 +40,9 @@ int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, str
  * stopped, and the caller may begin again. Releases the lock.
  */
 int ht_cold_wait(const struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same; -EINTR: stop said so, as in ht_remote_end. */
+/* The same, for a wait that no counter shows. -EINTR: stop said so, as in ht_remote_end_or_stop. */
 int ht_cold_wait_or_stop(const struct ht_cold_want *w, bool (*stop)(void *ctx), void *ctx)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same for a call of a user, which counts that it waited. */
-int ht_cold_wait_and_count(const struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* After a wait without an error, until put. */
 const struct ht_ref *ht_cold_ref(const struct ht_cold_want *w);
 uint8_t *ht_cold_bytes(const struct ht_cold_want *w);

@@ -324,7 +324,7 @@ static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_RE
             rc = ht_cold_begin(l->chunk[i].obj, l->chunk[i].index, false, false, &w->part[i].cold);
     for (unsigned i = 0; i < 2 * l->count; i++) { /* those that others wait for come first */
         struct ht_cold_want *cold = &w->part[i % l->count].cold;
-        int one = cold->fetch && cold->leads == (i < l->count) ? ht_cold_wait_and_count(cold) : 0;
+        int one = cold->fetch && cold->leads == (i < l->count) ? ht_cold_wait(cold) : 0;
         rc = rc ? rc : one;
     }
     return rc;

@@ -131,7 +131,7 @@ static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t visible, u
 
     if (rc || !w.fetch)
         return false;
-    rc = ht_cold_wait_and_count(&w);
+    rc = ht_cold_wait(&w);
     if (!rc && visible > ht_cold_ref(&w)->visible)
         rc = -EAGAIN;
     uint32_t there = visible > a ? (uint32_t)ht_min_u64(len, visible - a) : 0;

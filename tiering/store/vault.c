@@ -193,13 +193,13 @@ int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsign
 
 static struct ht_obj_place place_of(const struct ht_ref *ref, uint64_t index)
 {
-    uint64_t block = ht_ref_extent(ref, 0).block;
+    const struct ht_remote_get range = ht_remote_range(ht_ref_extent(ref, 0).block, ref->stored, NULL);
 
     return (struct ht_obj_place){
         .index = index,
-        .lease = (uint32_t)(block >> (HT_VAULT_SEGMENT_BITS + HT_VAULT_UNIT_BITS)),
-        .segment = (uint32_t)(block >> HT_VAULT_UNIT_BITS) & ((1u << HT_VAULT_SEGMENT_BITS) - 1),
-        .unit = (uint32_t)(block & (HT_VAULT_UNITS - 1)),
+        .lease = range.lease,
+        .segment = range.n,
+        .unit = range.offset / HT_BLOCK_BYTES,
         .stored = ref->stored,
         .codec = ref->codec,
         .checksum = ref->checksum,
