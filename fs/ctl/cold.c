@@ -77,16 +77,15 @@ int ht_cold_begin_root(struct ht_call *q, uint64_t ino)
     return ht_ns_setxattr(c->ns, q->root, cold_word, q->cmd->path, q->cmd->path_len, 0);
 }
 
-bool ht_cold_may(struct ht_ctl *c, uint64_t root)
+/* May it have cold content? */
+static bool is_cold(struct ht_ctl *c, uint64_t root)
 {
-    char text[HT_NAME_BYTES_MAX + 1];
-
-    return ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) > 0;
+    return ht_ns_getxattr(c->ns, root, cold_word, NULL, 0) > 0;
 }
 
 void ht_cold_settle(struct ht_ctl *c, uint64_t root)
 {
-    if (!ht_cold_may(c, root))
+    if (!is_cold(c, root))
         return;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* no rollback makes it cold between */
     ht_mutex_lock(ht_ctl_cold_lock(c)); /* and nobody sets a place */
@@ -113,7 +112,7 @@ static int set_places(void *ctx, struct ht_obj *obj)
     unsigned aborts = ht_obj_aborts(obj);
 
     ht_mutex_lock(ht_ctl_cold_lock(p->ctl));
-    int rc = ht_cold_may(p->ctl, p->root) ? ht_obj_set_places_since(obj, aborts, p->place, p->count) : -EINVAL;
+    int rc = is_cold(p->ctl, p->root) ? ht_obj_set_places_since(obj, aborts, p->place, p->count) : -EINVAL;
     ht_mutex_unlock(ht_ctl_cold_lock(p->ctl));
     return rc;
 }
@@ -169,7 +168,7 @@ int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *c
     struct ht_subject s;
     int rc = subject_of(c, ino, caller, W_OK, &s, &p.root);
 
-    if (rc == 0 && (in->count > HT_IOCTL_PLACES_MAX || in->reserved || !ht_cold_may(c, p.root)))
+    if (rc == 0 && (in->count > HT_IOCTL_PLACES_MAX || in->reserved || !is_cold(c, p.root)))
         rc = -EINVAL;
     if (rc)
         return rc;

@@ -256,8 +256,6 @@ int ht_cold_recall(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 ssize_t ht_cold_vault_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 ssize_t ht_cold_recall_text(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 void ht_cold_settle(struct ht_ctl *c, uint64_t root);
-/* May it have cold content? Its attribute cold says so. */
-bool ht_cold_may(struct ht_ctl *c, uint64_t root);
 
 /* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX]);

@@ -438,3 +438,23 @@ def test_a_root_is_cold_while_places_are_set_below_it(store, vault, how):
         done += not failed
         shutil.rmtree(root)
     assert done
+
+
+def test_a_recall_into_a_full_store_ends_steps_that_a_vault_has(make_store, tmp_path):
+    store = make_store(size='64M')
+    mnt, vault = store.mount(), Vault(tmp_path / 'vault')
+    assert command(mnt, f'vault {UUID} {vault.folder}') == ['ok']
+    root = cold_model(mnt / 'model', vault, w=w())
+    other = new_model(mnt / 'other', 'sgd lr=1 retain=8', v=b'')
+    for step in range(1, 5):
+        (other / 'v').write_bytes(os.urandom(4 * MIB))
+        assert command(other, f'snapshot s{step}', *[f'archived s{step} job {"ab" * 16}'] * (step < 3)) == ['ok'] * (1 + (step < 3))
+    kept = len(os.listdir(other / '.hitrain' / 'snap'))
+    free = int(word(mnt, 'free_bytes'))
+    (mnt / 'fill').write_bytes(os.urandom(free // MIB * MIB))
+    sync(mnt / 'fill')
+    assert int(word(mnt, 'free_bytes')) < 2 * MIB and len(os.listdir(other / '.hitrain' / 'snap')) == kept
+    assert command(root, 'recall') == ['ok']
+    settle(root)
+    assert cold_bytes(root) == 0 and (root / 'w').read_bytes() == w()
+    assert sorted(os.listdir(other / '.hitrain' / 'snap')) == ['s2', 's3', 's4']

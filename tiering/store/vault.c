@@ -8,6 +8,7 @@
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+#include "tiering/base/lack.h"
 #include "tiering/cache/arena.h"
 #include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
@@ -313,7 +314,8 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
     while (!rc && (index = next_cold(o, index)) != UINT64_MAX) {
         uint64_t began_ns = ht_now_ns(), bytes;
         rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes, stop, ctx);
-        rc = rc == -EREMOTE ? -EAGAIN : rc;
+        bool room = rc == -ENOSPC && ht_lack_space(HT_CHUNK_BYTES) && !ht_store_make_space(o->s, true);
+        rc = rc == -EREMOTE || room ? -EAGAIN : rc;
         index += rc != -EAGAIN;
         if (rc == -EAGAIN) { /* it is read or written now: once more, if it is still cold */
             nanosleep(&moment, NULL);
