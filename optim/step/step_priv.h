@@ -81,5 +81,10 @@ void *ht_opt_worker_main(void *worker);
 struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Until a range is ready; serves the store's background meanwhile. NULL: the optimizer ends. */
 struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w);
+/*
+ * A worker cannot update this range: its content is in the vault. Workers of its own take the ranges of this root until
+ * its queue is empty. False: there is no thread for that.
+ */
+bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *)) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 #endif

@@ -88,3 +88,26 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
     unlock(o);
     return r;
 }
+
+bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *))
+{
+    struct ht_root *root = r->param->root;
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    for (struct ht_worker *w = o->away_worker; o->aways < HT_AWAY_WORKERS_MAX; o->aways++) {
+        w[o->aways] = (struct ht_worker){.o = o, .away = true, .numa_index = HT_NUMA_INDEX_ANY};
+        if (pthread_create(&w[o->aways].thread, NULL, worker_main, &w[o->aways]))
+            break;
+    }
+    bool left = o->aways > 0;
+    if (left) {
+        root->away = true;
+        root->running--;
+        ht_list_del(&root->ready);
+        ht_opt_range_requeue(r);
+        notify_changed(o);
+    }
+    unlock(o);
+    return left;
+}

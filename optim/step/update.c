@@ -167,39 +167,12 @@ static void describe_job(struct job *j, struct ht_worker *w)
     add_gradient(j);
 }
 
-/*
- * A worker cannot update this range: its content is in the vault. Workers of its own take the ranges of this root until
- * its queue is empty. False: there is no thread for that.
- */
-static bool leave_range(struct ht_range *r)
-{
-    struct ht_root *root = r->param->root;
-    struct ht_optim *o = root->o;
-
-    lock(o);
-    for (struct ht_worker *w = o->away_worker; o->aways < HT_AWAY_WORKERS_MAX; o->aways++) {
-        w[o->aways] = (struct ht_worker){.o = o, .away = true, .numa_index = HT_NUMA_INDEX_ANY};
-        if (pthread_create(&w[o->aways].thread, NULL, ht_opt_worker_main, &w[o->aways]))
-            break;
-    }
-    bool left = o->aways > 0;
-    if (left) {
-        root->away = true;
-        root->running--;
-        ht_list_del(&root->ready);
-        ht_opt_range_requeue(r);
-        notify_changed(o);
-    }
-    unlock(o);
-    return left;
-}
-
 static void begin_job(struct job *j, const struct ht_worker *w, bool second)
 {
     j->pin.nowait = second;
     j->pin.here = !w->away;
     int rc = ht_batch_pin_begin(&j->pin);
-    if (rc == -EREMOTE && leave_range(j->range)) {
+    if (rc == -EREMOTE && ht_opt_leave_range(j->range, ht_opt_worker_main)) {
         j->range = NULL;
         return;
     }
