@@ -289,7 +289,7 @@ endif
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
 level_of = $(if $(filter tests/%,$(1)),$(TEST_LEVEL))
-dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/% bench/steady_device.c,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
+dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/% bench/steady_device.c,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/% mount-helpers/fsck/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
 # Hundreds of test programs are linked with ASan: by the fastest linker that is installed.
 LINKER := $(if $(filter asan,$(sans)),$(firstword $(foreach l,lld gold,$(if $(shell command -v ld.$(l)),-fuse-ld=$(l)))))
 LDFLAGS_ALL = $(SAN_FLAGS) $(LINKER) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)

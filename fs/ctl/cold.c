@@ -77,14 +77,20 @@ int ht_cold_begin_root(struct ht_call *q, uint64_t ino)
     return ht_ns_setxattr(c->ns, q->root, cold_word, q->cmd->path, q->cmd->path_len, 0);
 }
 
+/* May it have cold content? */
+static bool is_cold(struct ht_ctl *c, uint64_t root)
+{
+    return ht_ns_getxattr(c->ns, root, cold_word, NULL, 0) > 0;
+}
+
 void ht_cold_settle(struct ht_ctl *c, uint64_t root)
 {
-    char text[HT_NAME_BYTES_MAX + 1];
-
-    if (ht_ns_getxattr(c->ns, root, cold_word, text, sizeof(text)) <= 0)
+    if (!is_cold(c, root))
         return;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* no rollback makes it cold between */
+    ht_mutex_lock(ht_ctl_cold_lock(c)); /* and nobody sets a place */
     int rc = ht_scope_is_warm(c->store, root) ? ht_ns_removexattr(c->ns, root, cold_word) : 0;
+    ht_mutex_unlock(ht_ctl_cold_lock(c));
     ht_mutex_unlock(ht_ctl_root_lock(c));
     if (rc)
         ht_debug("the attribute cold of root %llu stays: %s", (unsigned long long)root, strerror(-rc));
@@ -93,48 +99,44 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root)
 /* --------------------------------------------------------------------- places */
 
 struct places {
+    struct ht_ctl *ctl;
+    uint64_t root;
     const struct ht_obj_place *place;
     unsigned count;
 };
 
+/* While the root may have cold content: neither the end of its attribute nor an abort comes between. */
 static int set_places(void *ctx, struct ht_obj *obj)
 {
     const struct places *p = ctx;
+    unsigned aborts = ht_obj_aborts(obj);
 
-    return ht_obj_set_places(obj, p->place, p->count);
+    ht_mutex_lock(ht_ctl_cold_lock(p->ctl));
+    int rc = is_cold(p->ctl, p->root) ? ht_obj_set_places_since(obj, aborts, p->place, p->count) : -EINVAL;
+    ht_mutex_unlock(ht_ctl_cold_lock(p->ctl));
+    return rc;
 }
 
-/* Where the bytes of a file or of a state may have places. */
-struct subject {
-    uint64_t file;
-    bool is_state;
-    unsigned index;
-};
-
-static int subject_of(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, int mask, struct subject *out)
+static int subject_of(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, int mask, struct ht_subject *out,
+                      uint64_t *out_root)
 {
-    char text[HT_NAME_BYTES_MAX + 1];
     struct ht_ns_tensor t;
     int rc = ht_ctl_owner(c, HT_NS_ROOT_INO, caller);
 
-    *out = (struct subject){.file = ino};
-    if (ht_hidden_match(ino) && ht_hidden_kind(ino) != HT_HIDDEN_STATE)
+    if (!ht_hidden_subject(ino, out))
         return -ENOTTY;
-    if (ht_hidden_match(ino))
-        *out = (struct subject){ht_hidden_base(ino), true, ht_hidden_index(ino)};
     if (rc == 0)
         rc = ht_ctl_access(c, out->file, mask, caller);
     if (rc == 0)
         rc = ht_ns_tensor(c->ns, out->file, &t);
-    if (rc == 0 &&
-        (!t.root || t.dtype == HT_DTYPE_NONE ||
-         (mask == W_OK && ht_ns_getxattr(c->ns, t.root, cold_word, text, sizeof(text)) <= 0)))
+    if (rc == 0 && (!t.root || t.dtype == HT_DTYPE_NONE))
         rc = -EINVAL;
+    *out_root = rc ? 0 : t.root;
     return rc;
 }
 
-static int with_object(struct ht_ctl *c, const struct subject *s, bool make, int (*fn)(void *ctx, struct ht_obj *obj),
-                       void *ctx)
+static int with_object(struct ht_ctl *c, const struct ht_subject *s, bool make,
+                       int (*fn)(void *ctx, struct ht_obj *obj), void *ctx)
 {
     struct ht_param_desc desc;
     struct ht_obj *obj;
@@ -162,11 +164,11 @@ static int with_object(struct ht_ctl *c, const struct subject *s, bool make, int
 int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const struct ht_ioctl_places *in)
 {
     struct ht_obj_place place[HT_IOCTL_PLACES_MAX];
-    struct places p = {place, in->count};
-    struct subject s;
-    int rc = subject_of(c, ino, caller, W_OK, &s);
+    struct places p = {.ctl = c, .place = place, .count = in->count};
+    struct ht_subject s;
+    int rc = subject_of(c, ino, caller, W_OK, &s, &p.root);
 
-    if (rc == 0 && (in->count > HT_IOCTL_PLACES_MAX || in->reserved))
+    if (rc == 0 && (in->count > HT_IOCTL_PLACES_MAX || in->reserved || !is_cold(c, p.root)))
         rc = -EINVAL;
     if (rc)
         return rc;
@@ -205,8 +207,9 @@ static int tell_places(void *ctx, struct ht_obj *obj)
 int ht_cold_tell_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, struct ht_ioctl_places *io)
 {
     struct telling t = {.from = io->place[0].index};
-    struct subject s;
-    int rc = subject_of(c, ino, caller, R_OK, &s);
+    struct ht_subject s;
+    uint64_t root;
+    int rc = subject_of(c, ino, caller, R_OK, &s, &root);
 
     if (rc == 0)
         rc = with_object(c, &s, false, tell_places, &t);
@@ -256,7 +259,7 @@ static int recall_file(struct ht_recall *r)
 {
     struct ht_param_desc desc;
     const char *name;
-    struct subject s = {.file = r->file};
+    struct ht_subject s = {.file = r->file};
     int rc = with_object(r->ctl, &s, false, recall_object, r);
 
     if (rc || ht_ctl_describe(r->ctl, r->file, &desc))

@@ -197,6 +197,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     c->gathers.members.max = HT_GATHER_MEMBERS_OF_ALL_MAX;
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
+    ht_mutex_init(&c->cold_lock, HT_LOCK_COLD);
     ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);
     ht_list_init(&c->earlier_roots);
     ht_mutex_init(&c->name_lock, HT_LOCK_EVENT_NAMES);
@@ -296,6 +297,7 @@ void ht_ctl_free(struct ht_ctl *c)
     ht_mutex_destroy(&c->name_lock);
     ht_mutex_destroy(&c->lock);
     ht_mutex_destroy(&c->root_lock);
+    ht_mutex_destroy(&c->cold_lock);
     ht_override_forget_all(c);
     ht_rwlock_destroy(&c->words_lock);
     free(c->digests);

@@ -81,6 +81,7 @@ struct ht_ctl {
     bool attached HT_GUARDED_BY(HT_LOCK_EVENT_NAMES);
 
     struct ht_mutex root_lock; /* one change of the set of roots at a time; above everything else */
+    struct ht_mutex cold_lock; /* cold.c: a root has its attribute cold as long as places are set below it */
 
     struct ht_rwlock words_lock;      /* override.c; guards the fields below */
     struct ht_id_table earlier_words; /* by inode */
@@ -91,6 +92,7 @@ struct ht_ctl {
 HT_MUTEX_OF(ht_ctl_lock, struct ht_ctl, lock, HT_LOCK_CTL)
 HT_MUTEX_OF(ht_ctl_name_lock, struct ht_ctl, name_lock, HT_LOCK_EVENT_NAMES)
 HT_MUTEX_OF(ht_ctl_root_lock, struct ht_ctl, root_lock, HT_LOCK_ROOTS)
+HT_MUTEX_OF(ht_ctl_cold_lock, struct ht_ctl, cold_lock, HT_LOCK_COLD)
 HT_RWLOCK_OF(ht_ctl_words_lock, struct ht_ctl, words_lock, HT_LOCK_WORDS)
 
 /*

@@ -89,6 +89,15 @@ uint64_t ht_hidden_base(uint64_t ino)
     return ino & ((1ull << (ino & SHARD_BIT ? SHARD_BASE_BITS : BASE_BITS)) - 1);
 }
 
+bool ht_hidden_subject(uint64_t ino, struct ht_subject *out)
+{
+    *out = (struct ht_subject){.file = ino};
+    if (!ht_hidden_match(ino))
+        return true;
+    *out = (struct ht_subject){ht_hidden_base(ino), true, ht_hidden_index(ino)};
+    return ht_hidden_kind(ino) == HT_HIDDEN_STATE;
+}
+
 bool ht_hidden_match(uint64_t ino)
 {
     return ino >> BASE_BITS != 0;

@@ -55,6 +55,14 @@ enum { HT_HIDDEN_STATES_MAX = 255 };
 enum ht_hidden_kind ht_hidden_kind(uint64_t ino);
 unsigned ht_hidden_index(uint64_t ino);
 uint64_t ht_hidden_base(uint64_t ino);
+/* Whose bytes an inode has: a file, or a state of a parameter. */
+struct ht_subject {
+    uint64_t file;
+    bool is_state;
+    unsigned index; /* of the state */
+};
+/* False: it is another hidden file. */
+bool ht_hidden_subject(uint64_t ino, struct ht_subject *out);
 static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
 {
     return kind >= HT_HIDDEN_SHARD_RANK;

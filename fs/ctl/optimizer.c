@@ -302,8 +302,8 @@ static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *call
         return rc;
     if (ht_ctl_report_kept(c, ino, word_kind)) /* an end that is refused publishes nothing */
         return -EBUSY;
-    if (ht_scope_cold_bytes(c->store, ino)) {
-        ht_last_error_set(c, ino, word_kind, "content of the model lies in a vault: recall it first");
+    if (ht_ns_getxattr(c->ns, ino, HT_XATTR_PREFIX "cold", NULL, 0) > 0) { /* until a commit finds no such content */
+        ht_last_error_set(c, ino, word_kind, "content of the model may lie in a vault: recall it first, or commit");
         return -EBUSY;
     }
     rc = ht_optim_root_end(c->optim, ino, unmake, &n);

@@ -9,39 +9,25 @@
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 
-/* One side: a file, or the parameter of a state. */
-struct side {
-    uint64_t ino;   /* of the file */
-    unsigned index; /* of the state; files: 0 */
-    bool is_state;
-};
-
-static struct side side_of(uint64_t ino)
-{
-    if (!ht_hidden_match(ino))
-        return (struct side){.ino = ino};
-    return (struct side){ht_hidden_base(ino), ht_hidden_index(ino), true};
-}
-
 /* Takes a lookup count: the number comes from a caller. *out_scope: the directory of its kept step. */
-static int hold_file(struct ht_ctl *c, const struct side *s, const struct ht_caller *caller, uint64_t *out_scope)
+static int hold_file(struct ht_ctl *c, const struct ht_subject *s, const struct ht_caller *caller, uint64_t *out_scope)
 {
     struct ht_ns_tensor t;
     struct stat st;
-    int rc = ht_ns_lookup_ino(c->ns, s->ino, false, &st);
+    int rc = ht_ns_lookup_ino(c->ns, s->file, false, &st);
 
     if (rc)
         return rc;
-    if (!S_ISREG(st.st_mode) || !ht_ns_is_frozen(c->ns, s->ino))
+    if (!S_ISREG(st.st_mode) || !ht_ns_is_frozen(c->ns, s->file))
         rc = -EINVAL;
     if (rc == 0)
-        rc = ht_ctl_access(c, s->ino, R_OK, caller);
+        rc = ht_ctl_access(c, s->file, R_OK, caller);
     if (rc == 0)
-        rc = ht_ns_tensor(c->ns, s->ino, &t);
+        rc = ht_ns_tensor(c->ns, s->file, &t);
     if (rc == 0)
         *out_scope = t.root;
     else
-        ht_ns_forget(c->ns, s->ino, 1);
+        ht_ns_forget(c->ns, s->file, 1);
     return rc;
 }
 
@@ -61,24 +47,25 @@ static int same_files(struct ht_ctl *c, uint64_t a, uint64_t b, struct ht_ioctl_
     return rc;
 }
 
-static int same_states(struct ht_ctl *c, const struct side *a, const struct side *b, struct ht_ioctl_same *same)
+static int same_states(struct ht_ctl *c, const struct ht_subject *a, const struct ht_subject *b,
+                       struct ht_ioctl_same *same)
 {
     struct ht_param_desc x, y;
     const char *name, *other;
-    int rc = ht_ctl_describe(c, a->ino, &x);
+    int rc = ht_ctl_describe(c, a->file, &x);
 
     if (rc)
         return rc;
-    rc = ht_ctl_describe(c, b->ino, &y);
+    rc = ht_ctl_describe(c, b->file, &y);
     if (rc == 0) {
         if (ht_optim_state_name(c->optim, &x, a->index, &name) || ht_optim_state_name(c->optim, &y, b->index, &other) ||
             strcmp(name, other) != 0)
             rc = -EINVAL;
         else
             same->is_same = ht_optim_state_same(c->optim, &x, &y, name, same->offset, &same->end);
-        ht_ns_close(c->ns, b->ino);
+        ht_ns_close(c->ns, b->file);
     }
-    ht_ns_close(c->ns, a->ino);
+    ht_ns_close(c->ns, a->file);
     return rc;
 }
 
@@ -102,14 +89,13 @@ static int check_scopes(struct ht_ctl *c, uint64_t a, uint64_t b)
 
 int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, struct ht_ioctl_same *same)
 {
-    struct side a = side_of(ino), b = side_of(same->other);
+    struct ht_subject a, b;
     uint64_t scope[2];
     int rc;
 
     same->is_same = 0;
-    if (a.is_state != b.is_state || same->offset > HT_FILE_BYTES_MAX)
-        return -EINVAL;
-    if (a.is_state && (ht_hidden_kind(ino) != HT_HIDDEN_STATE || ht_hidden_kind(same->other) != HT_HIDDEN_STATE))
+    if (!ht_hidden_subject(ino, &a) || !ht_hidden_subject(same->other, &b) || a.is_state != b.is_state ||
+        same->offset > HT_FILE_BYTES_MAX)
         return -EINVAL;
     rc = hold_file(c, &a, caller, &scope[0]);
     if (rc)
@@ -118,9 +104,9 @@ int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
     if (rc == 0) {
         rc = check_scopes(c, scope[0], scope[1]);
         if (rc == 0)
-            rc = a.is_state ? same_states(c, &a, &b, same) : same_files(c, a.ino, b.ino, same);
-        ht_ns_forget(c->ns, b.ino, 1);
+            rc = a.is_state ? same_states(c, &a, &b, same) : same_files(c, a.file, b.file, same);
+        ht_ns_forget(c->ns, b.file, 1);
     }
-    ht_ns_forget(c->ns, a.ino, 1);
+    ht_ns_forget(c->ns, a.file, 1);
     return rc;
 }

@@ -20,6 +20,7 @@
     LOCK(HT_LOCK_PROGRESS, "progress") /* base: messages while something long goes on */                             \
     LOCK(HT_LOCK_CTL_SESSION, "ctl session")  /* fs/ctl: session of one open .hitrain/ctl, over a command */         \
     LOCK(HT_LOCK_ROOTS, "roots")              /* fs/ctl: one change of the set of model roots at a time */           \
+    LOCK(HT_LOCK_COLD, "cold")                /* fs/ctl: places of a cold model, or the end of its attribute */      \
     LOCK(HT_LOCK_FEED, "feed")                /* fs/ctl: one open .hitrain/events or .hitrain/trace */               \
     LOCK(HT_LOCK_TOPK, "sparse gradient")     /* optim: one open sparse gradient, over its flush */                  \
     LOCK(HT_LOCK_EVENT_NAMES, "event names")  /* fs/ctl: whether names and optimizer may be used to find a path */   \

@@ -73,6 +73,7 @@ enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
     P(NS_NESTED_ROOT, "NS-NESTED-ROOT", SAFE, STORE, "make the lower one an ordinary directory")                \
     P(NS_LINK_ACROSS_ROOT, "NS-LINK-ACROSS-ROOT", SAFE, STORE, "drop the name on the other side")               \
     P(NS_UNREACHABLE, "NS-UNREACHABLE", SAFE, STORE, "move it to lost+found")                                   \
+    P(NS_COLD, "NS-COLD", ASK, MARK, "say so at its model, by the attribute cold; elsewhere mark them lost")    \
     P(NS_KEPT, "NS-KEPT", ASK, STORE, "forget the kept step; its directory goes to lost+found as a model root") \
     P(OPT_ROOT, "OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found")                \
     P(OPT_PARAM, "OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found")                            \
@@ -93,6 +94,7 @@ enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
     P(DATA_READ, "DATA-READ", ASK, MARK, "mark the chunk lost: reading it is an error")                         \
     P(DATA_CSUM, "DATA-CSUM", ASK, MARK, "mark the chunk lost: reading it is an error")                         \
     P(DATA_FRAME, "DATA-FRAME", ASK, MARK, "mark the chunk lost: reading it is an error")                       \
+    P(DATA_VAULT, "DATA-VAULT", ASK, MARK, "mark the chunk lost: reading it is an error")                       \
     P(DATA_REDO, "DATA-REDO", ASK, MARK, "forget this step and those after it: the model goes back")
 
 enum ht_fsck_code {
@@ -121,6 +123,8 @@ enum ht_fsck_mode { HT_FSCK_CHECK, HT_FSCK_PREEN, HT_FSCK_YES };
 struct ht_fsck_options {
     enum ht_fsck_mode mode;
     bool json, progress, extents, no_data, no_wait, degraded;
+    const char *vault;          /* its URL, or an empty text: that of the log; NULL: it is not read */
+    const char *vault_programs; /* their folder; NULL: that of this program */
 };
 
 /* One stored chunk. Where it lies in several pieces, they are frags[frag_first...] and block is that of the first. */
@@ -187,7 +191,7 @@ struct ht_fsck {
     uint64_t of_code[HT_FSCK_CODES];  /* problems, without --json */
     uint64_t lost_chunks;             /* marked so by an earlier repair: no problem any more */
     uint64_t replay_lacks_bytes;      /* that a mount needs to compute logged steps again */
-    uint64_t cold_chunks, cold_bytes; /* in the vault, which is not read */
+    uint64_t cold_chunks, cold_bytes; /* in the vault */
     uint64_t missing_chunks;          /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was reported */
@@ -211,6 +215,7 @@ struct ht_fsck {
     struct ht_fsck_notes told_steps;   /* logged steps that were reported: root, step */
     struct ht_fsck_notes cut_steps;    /* logged steps of a model: root, the first that goes */
     struct ht_fsck_notes unconfigured; /* model roots */
+    struct ht_fsck_notes cold_roots;   /* whose attribute cold is missing */
 };
 
 int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part) HT_MUST_CHECK;

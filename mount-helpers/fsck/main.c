@@ -14,7 +14,7 @@
 
 static const char usage_text[] =
     "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--degraded] [--no-data]\n"
-    "                    [--no-wait] DEVICE...\n"
+    "                    [--vault[=URL]] [--no-wait] DEVICE...\n"
     "\n"
     "Checks the hitrain store on all of its devices, and repairs it; they must not be mounted.\n"
     "\n"
@@ -27,51 +27,46 @@ static const char usage_text[] =
     "  --extents   list where every stored chunk lies, too (with -n)\n"
     "  --degraded  check the present devices although others are missing (with -n)\n"
     "  --no-data   check all metadata, and read no stored content\n"
+    "  --vault[=URL]  read what lies in the store's vault, too\n"
     "  --no-wait   fail at once if a device is in use, instead of after 30 s\n"
     "  --help, --version\n"
     "\n"
     "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
 
-enum { OPT_JSON = 256, OPT_PROGRESS, OPT_EXTENTS, OPT_DEGRADED, OPT_NO_DATA, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
+/* Flags come first. */
+enum {
+    OPT_JSON = 256,
+    OPT_PROGRESS,
+    OPT_EXTENTS,
+    OPT_DEGRADED,
+    OPT_NO_DATA,
+    OPT_NO_WAIT,
+    OPT_VAULT,
+    OPT_HELP,
+    OPT_VERSION
+};
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"progress", no_argument, NULL, OPT_PROGRESS},
-    {"extents", no_argument, NULL, OPT_EXTENTS},
-    {"degraded", no_argument, NULL, OPT_DEGRADED},
-    {"no-data", no_argument, NULL, OPT_NO_DATA},
-    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},       {"progress", no_argument, NULL, OPT_PROGRESS},
+    {"extents", no_argument, NULL, OPT_EXTENTS}, {"degraded", no_argument, NULL, OPT_DEGRADED},
+    {"no-data", no_argument, NULL, OPT_NO_DATA}, {"vault", optional_argument, NULL, OPT_VAULT},
+    {"no-wait", no_argument, NULL, OPT_NO_WAIT}, {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION}, {NULL, 0, NULL, 0},
 };
 
 static bool parse_flag(int c, struct ht_fsck_options *o)
 {
-    switch (c) {
-    case 'f':
-        return true;
-    case OPT_JSON:
-        o->json = true;
-        return true;
-    case OPT_PROGRESS:
-        o->progress = true;
-        return true;
-    case OPT_EXTENTS:
-        o->extents = true;
-        return true;
-    case OPT_DEGRADED:
-        o->degraded = true;
-        return true;
-    case OPT_NO_DATA:
-        o->no_data = true;
-        return true;
-    case OPT_NO_WAIT:
-        o->no_wait = true;
-        return true;
-    default:
-        return false;
-    }
+    bool *const flag[] = {&o->json, &o->progress, &o->extents, &o->degraded, &o->no_data, &o->no_wait};
+    bool is_flag = c >= OPT_JSON && c < OPT_VAULT;
+
+    if (is_flag)
+        *flag[c - OPT_JSON] = true;
+    if (c == OPT_VAULT)
+        o->vault = optarg ? optarg : "";
+#ifdef HT_BINDIR /* of the programs of vaults */
+    o->vault_programs = access(HT_BINDIR "/hitrain-vault-file", X_OK) == 0 ? HT_BINDIR : NULL;
+#endif
+    return is_flag || c == OPT_VAULT || c == 'f';
 }
 
 static int usage_error(const char *why)
@@ -106,6 +101,8 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
     o->mode = mode == 'p' ? HT_FSCK_PREEN : mode == 'y' ? HT_FSCK_YES : HT_FSCK_CHECK;
     if ((o->extents || o->degraded) && o->mode != HT_FSCK_CHECK)
         return usage_error("--extents and --degraded go with -n only");
+    if (o->vault && o->no_data)
+        return usage_error("--vault reads content, and --no-data reads none");
     if (optind == argc || argc - optind > (int)HT_DEVICES_MAX)
         return usage_error("expected the devices of one store");
     return -1;

@@ -279,6 +279,36 @@ static int report_orphan(struct ht_fsck *f, const struct ht_fsck_where *w, size_
         : 0;
 }
 
+/* The content in the vault of one object, items[first...end), lies below a model root that says so. */
+static int check_cold(struct ht_fsck *f, size_t first, size_t end)
+{
+    static struct ht_fsck_owner owner;
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    struct ht_obj *obj = ht_obj_get(f->store, f->items[first].oid);
+    struct ht_obj_stat st = {.scope = 0};
+    char text[HT_NAME_BYTES_MAX + 1];
+
+    if (obj)
+        ht_obj_stat(obj, &st);
+    ht_obj_put(obj);
+    if (st.scope && ht_ns_getxattr(f->ns, st.scope, HT_XATTR_PREFIX "cold", text, sizeof(text)) > 0)
+        return 0;
+    bool in_model = st.scope && !ht_ns_is_frozen(f->ns, st.scope);
+    ht_fsck_owner(f, st.oid, &owner);
+    w.object = st.oid;
+    w.path = owner.path;
+    bool repair =
+        ht_fsck_problem(f, HT_FSCK_NS_COLD, &w, "%s: chunks from %u on lie in the vault, and no attribute cold says so",
+                        owner.path, f->items[first].index);
+    if (in_model)
+        return repair ? ht_fsck_note(&f->cold_roots, st.scope, 0) : 0;
+    int rc = 0;
+    for (size_t i = first; rc == 0 && i < end; i++)
+        if (f->items[i].device == HT_DEVICE_VAULT)
+            rc = ht_fsck_lose(f, f->items[i].oid, f->items[i].index, repair);
+    return rc;
+}
+
 /* items[first...end) are one object's. */
 static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 {
@@ -327,7 +357,12 @@ int ht_fsck_pass_refs(struct ht_fsck *f)
     for (size_t first = 0, end; rc == 0 && first < f->item_count; first = end) {
         for (end = first + 1; end < f->item_count && f->items[end].oid == f->items[first].oid;)
             end++;
+        size_t cold = first; /* the first that is */
+        while (cold < end && (f->items[cold].device != HT_DEVICE_VAULT || f->items[cold].unreadable))
+            cold++;
         rc = check_owner(f, first, end);
+        if (rc == 0 && cold < end)
+            rc = check_cold(f, cold, end);
     }
     if (rc < 0)
         ht_error("cannot check the references: %s", strerror(-rc));

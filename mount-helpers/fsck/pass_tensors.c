@@ -6,6 +6,8 @@
  * batches are in flight, as many as the content fills, so that the device works while checksums are computed. When a
  * batch fails, its chunks are read one by one, so that only those that are bad are named.
  *
+ * With --vault content in the vault follows, through the program of its scheme, several ranges at a time.
+ *
  * With --no-data only contested chunks are read: a repair must know which of two that share space is sound.
  */
 #include "mount-helpers/fsck/fsck.h"
@@ -13,9 +15,12 @@
 
 #include <stdlib.h>
 
+#include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/codec/frame.h"
 #include "tiering/api/check.h"
+#include "tiering/api/cold.h"
+#include "tiering/remote/remote.h"
 
 enum { BATCHES_MAX = 8 };
 #define BATCH_BYTES (4 * HT_MIB)
@@ -46,14 +51,34 @@ static uint64_t room_bytes(const struct ht_fsck_item *it)
 
 /* -------------------------------------------------------------------- report */
 
-enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME, BAD_STATE };
+enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME, BAD_STATE, NO_SEGMENT, SHORT_SEGMENT };
 static const char *const reason[] = {
     [BAD_CHECKSUM] = "checksum does not match",
     [BAD_FRAME] = "compressed frame is damaged",
+    [NO_SEGMENT] = "segment is missing",
+    [SHORT_SEGMENT] = "segment is too short",
     [BAD_STATE] = "scales make no sense, or more is stored than its form has",
 };
-static const enum ht_fsck_code code_of[] = {
-    [BAD_CHECKSUM] = HT_FSCK_DATA_CSUM, [BAD_FRAME] = HT_FSCK_DATA_FRAME, [BAD_STATE] = HT_FSCK_OPT_STATE_VALUE};
+
+static enum ht_fsck_code code_of(const struct ht_fsck_item *it, enum verdict bad)
+{
+    if (bad == BAD_STATE)
+        return HT_FSCK_OPT_STATE_VALUE;
+    if (it->device == HT_DEVICE_VAULT)
+        return HT_FSCK_DATA_VAULT;
+    return bad == BAD_FRAME ? HT_FSCK_DATA_FRAME : HT_FSCK_DATA_CSUM;
+}
+
+static const char *device_of(const struct ht_fsck *f, const struct ht_fsck_item *it)
+{
+    static char segment[64];
+    const struct ht_remote_get at = ht_remote_range(it->block, it->stored, NULL);
+
+    if (it->device != HT_DEVICE_VAULT)
+        return ht_fsck_member_name(f, it->device);
+    snprintf(segment, sizeof(segment), "seg/%08x/%04x of the vault", at.lease, at.n);
+    return segment;
+}
 
 /* The model goes back to the step before this one, and the object goes. */
 static void report_logged(struct reader *r, const struct ht_fsck_item *it, const char *text, const char *why,
@@ -76,7 +101,7 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
     bool lose;
 
     ht_fsck_item_text(r->f, it, text, sizeof(text), &owner);
-    w.device = ht_fsck_member_name(r->f, it->device);
+    w.device = device_of(r->f, it);
     w.offset = offset;
     w.bytes = it->stored;
     w.object = it->oid;
@@ -93,17 +118,20 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
         lose = ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
                                (unsigned long long)offset, w.device, strerror(-error));
     else
-        lose = ht_fsck_problem(r->f, code_of[bad], &w, "%s: its %s, %llu bytes at byte offset %llu of %s%s", text,
+        lose = ht_fsck_problem(r->f, code_of(it, bad), &w, "%s: its %s, %llu bytes at byte offset %llu of %s%s", text,
                                reason[bad], (unsigned long long)it->stored, (unsigned long long)offset, w.device,
                                it->frag_count > 1 ? " and further places" : "");
     if (r->error == 0)
         r->error = ht_fsck_lose(r->f, it->oid, it->index, lose);
 }
 
-/* As the store: over the stored bytes, seeded with the store's salt. */
+/* As the store: over the stored bytes, seeded with the store's salt; those of a vault belong to no store. */
 static enum verdict verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
 {
-    if (ht_store_checksum(r->f->store, buf, it->stored) != it->checksum)
+    uint64_t sum =
+        it->device == HT_DEVICE_VAULT ? ht_hash64(buf, it->stored, 0) : ht_store_checksum(r->f->store, buf, it->stored);
+
+    if (sum != it->checksum)
         return BAD_CHECKSUM;
     if (it->codec == HT_CODEC_PLANES && ht_codec_decode(r->decoder, buf, it->stored, r->content, it->visible))
         return BAD_FRAME;
@@ -242,6 +270,80 @@ static void read_all(struct reader *r)
     }
 }
 
+/* ------------------------------------------------------------------- the vault */
+
+enum { FETCHES = 8 };
+
+struct fetch {
+    const struct ht_fsck_item *item;
+    struct ht_remote_get get;
+    int rc; /* of its begin */
+};
+
+/* 0, or why the rest of the vault is not read. Each fetch that began ends. */
+static int finish_fetches(struct reader *r, struct ht_remote *remote, struct fetch *t, unsigned count)
+{
+    int first = 0;
+
+    for (; count--; t++) {
+        int rc = t->rc ? t->rc : ht_remote_end(remote, &t->get);
+        enum verdict v = rc == -ENOENT ? NO_SEGMENT : rc == -ENODATA ? SHORT_SEGMENT : GOOD;
+        if (!rc)
+            v = verify(r, t->item, t->get.to);
+        if (v != GOOD)
+            report_bad(r, t->item, t->get.offset, 0, v);
+        else
+            first = first ? first : rc;
+    }
+    return first;
+}
+
+static int fetch_all(struct reader *r, struct ht_remote *remote, uint8_t *bytes)
+{
+    const struct ht_fsck_item *it = r->f->items, *end = it + r->f->item_count;
+    struct fetch fetch[FETCHES];
+    int rc = 0;
+
+    while (!rc && it < end) {
+        unsigned n = 0;
+        for (; it < end && n < FETCHES; it++) {
+            if (it->device != HT_DEVICE_VAULT || it->unreadable)
+                continue;
+            fetch[n] = (struct fetch){it, ht_remote_range(it->block, it->stored, bytes + n * HT_CHUNK_BYTES), 0};
+            fetch[n].rc = ht_remote_begin(remote, &fetch[n].get);
+            n++;
+        }
+        rc = finish_fetches(r, remote, fetch, n);
+    }
+    return rc;
+}
+
+static void say_missing(void *ctx, const char *url, const char *why)
+{
+    ht_error("%s: %s", url, why);
+}
+
+static void read_vault(struct reader *r)
+{
+    struct ht_fsck *f = r->f;
+    struct ht_vault_info vault;
+    struct ht_remote *remote = NULL;
+
+    if (!f->opt.vault || !f->cold_chunks || ht_store_vault(f->store, &vault))
+        return;
+    const char *url = f->opt.vault[0] ? f->opt.vault : vault.url;
+    const struct ht_remote_config config = {
+        .url = url, .programs = f->opt.vault_programs, .uuid = vault.uuid, .missing = say_missing};
+    uint8_t *bytes = malloc((size_t)FETCHES * HT_CHUNK_BYTES);
+    int rc = bytes ? ht_remote_new(&config, &remote) : -ENOMEM;
+    rc = rc ? rc : fetch_all(r, remote, bytes);
+    ht_remote_free(remote);
+    free(bytes);
+    if (rc)
+        ht_error("%s: content there was not checked to its end: %s", url, strerror(-rc));
+    f->failed |= rc != 0;
+}
+
 /* ------------------------------------------------------------------------ pass */
 
 int ht_fsck_pass_tensors(struct ht_fsck *f)
@@ -269,6 +371,7 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
         ht_fsck_items_sort(f);
         ht_progress_begin(&r->progress, f->opt.progress, "verified", f->stored_bytes);
         read_all(r);
+        read_vault(r);
         ht_progress_end(&r->progress);
         rc = r->error;
     }

@@ -142,9 +142,22 @@ static int configure_root(struct ht_fsck *f, uint64_t root)
     return rc != 0 ? rc : ht_scope_commit(f->store, root, &lsn);
 }
 
+/* No program knows this word as that of a step, so pins in the vault stay until the content has come back. */
+static int mark_cold(struct ht_fsck *f, uint64_t root)
+{
+    static const char unknown[] = "unknown";
+    uint64_t lsn;
+    int rc = ht_ns_setxattr(f->ns, root, HT_XATTR_PREFIX "cold", unknown, strlen(unknown), 0);
+
+    return rc != 0 ? rc : ht_scope_commit(f->store, root, &lsn);
+}
+
 static int configure_roots(struct ht_fsck *f)
 {
     int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < f->cold_roots.count; i++)
+        rc = mark_cold(f, f->cold_roots.list[i].id);
 
     for (size_t i = 0; rc == 0 && i < f->unconfigured.count; i++)
         rc = configure_root(f, f->unconfigured.list[i].id);

@@ -131,7 +131,7 @@ static const char *unread_text(const struct ht_fsck *f)
     if (f->lost_chunks != 0)
         used = snprintf(text, sizeof(text), "; %llu %s marked lost", (unsigned long long)f->lost_chunks,
                         ht_plural(f->lost_chunks, "chunk"));
-    if (f->cold_chunks != 0)
+    if (f->cold_chunks != 0 && !f->opt.vault)
         used += snprintf(text + used, sizeof(text) - (size_t)used, "; %llu %s, %llu MiB, in the vault and not read",
                          (unsigned long long)f->cold_chunks, ht_plural(f->cold_chunks, "chunk"),
                          (unsigned long long)ht_div_up(f->cold_bytes, HT_MIB));

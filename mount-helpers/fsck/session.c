@@ -99,5 +99,6 @@ void ht_fsck_close(struct ht_fsck *f)
     free(f->told_steps.list);
     free(f->cut_steps.list);
     free(f->unconfigured.list);
+    free(f->cold_roots.list);
     ht_fsck_reported_free(f);
 }

@@ -15,13 +15,13 @@ from build import Builder
 from cold_places import PLACES_MAX, set_places
 from control import open_ctl, tell
 from entry import Entry, attribute
-from kept import Handle
+from kept import open_folder
 from manifest import State
 from objects import Failure
 from places import BLOCK_BYTES, Place
 from restore import Restored, make
 from store import printable, size_text
-from stores import Pinning, mount_of, unpin, word
+from stores import Pinning, drop_pins, mount_of, word
 import identity
 import jobs
 
@@ -85,16 +85,12 @@ class ColdBuilder(Builder):
 def set_vault(mount, engine, vault):
     """The store reads cold content from this vault from now on. Failure: it reads from another one, or the caller may not say so."""
     try:
-        tell(open_ctl_of(mount.point), f'vault {vault.uuid.hex()} {engine.whole_url}'.encode())
+        tell(open_ctl(open_folder(mount.point)), f'vault {vault.uuid.hex()} {engine.whole_url}'.encode())
     except PermissionError:
         if vault.uuid.hex() not in (word(mount.point, 'vault') or ''):
             raise Failure(f'{mount.point}: root and the owner of the mount alone say from which vault it reads') from None
     except OSError as e:
         raise Failure(f'{mount.point}: {e.strerror}') from None
-
-
-def open_ctl_of(path):
-    return Handle(os.open(f'{path}/.hitrain/ctl', os.O_RDWR | os.O_CLOEXEC))
 
 
 # ---- restore ----
@@ -123,7 +119,7 @@ def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None):
     try:
         return make(path, fill, staging=staging), built[0].cold_bytes
     except BaseException:
-        drop_pin(mount, engine)
+        drop_pins(mount, engine)
         raise
 
 
@@ -135,14 +131,6 @@ def begin(making, mount, engine, vault, job, entry):
         except OSError as e:
             raise Failure(f'{making.path}: {e.strerror}') from None
         jobs.pin(engine, vault, job, entry, mount.store, identity.boot(), identity.host())
-
-
-def drop_pin(mount, engine):
-    """After a failure. What cannot be told now, the next `vault unpin` removes."""
-    try:
-        unpin(mount, engine)
-    except (Failure, OSError):
-        pass
 
 
 def entry_before(engine, vault, job, entry):

@@ -19,7 +19,7 @@ from objects import Failure, is_job
 from say import error, note
 from staging import PREFIX, Replacing
 
-from stores import Pinning, mount_of, root_lines, unpin, word
+from stores import Pinning, drop_pins, mount_of, root_lines, word
 from verifier import Verifier
 import engine
 import jobs
@@ -79,14 +79,6 @@ def newest(root):
 
 def fail(e):
     raise Failure(f'{e.filename}: {e.strerror}')
-
-
-def drop_pins(mount, e):
-    """Of the bytes that were cold before."""
-    try:
-        unpin(mount, e)
-    except Failure as why:
-        note(f'{why}; `hitrainctl vault unpin` removes pins')
 
 
 # ---- one model ----

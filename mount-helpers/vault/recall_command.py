@@ -6,15 +6,12 @@ import json
 import os
 import time
 
-from cold import open_ctl_of
-from control import tell
-from entry import COLD
-from errors import EngineError
+from control import open_ctl, tell
+from kept import open_folder
 from objects import Failure
-from say import Progress, note
+from say import Progress
 from store import printable, size_text
-from stores import mount_of, unpin, word
-import engine
+from stores import drop_pins, mount_of, word
 import stop
 import words
 
@@ -27,7 +24,7 @@ def run(given):
     if word(root, 'cold') is None:
         raise Failure(f'{root}: nothing in it is cold')
     total = wait(path, root, below)
-    gone = drop_pins(path) if word(root, 'cold') is None else []
+    gone = drop_pins(mount_of(path)) if word(root, 'cold') is None else []
     if o['json']:
         print(json.dumps({'path': path, 'bytes': total, 'cold': word(root, 'cold'), 'unpinned': gone}))
     else:
@@ -60,7 +57,7 @@ def wait(path, root, below):
     stop.catch()
     first = left_of(path)
     try:
-        tell(open_ctl_of(root), f'recall {below}'.strip().encode())
+        tell(open_ctl(open_folder(root)), f'recall {below}'.strip().encode())
     except OSError as e:
         raise Failure(f'{path}: {e.strerror}') from None
     progress, left = Progress('recalled', first), first
@@ -77,14 +74,3 @@ def wait(path, root, below):
     if left:
         raise Failure(f'{path}: {size_text(left)} are still cold: {word(root, "error") or "another program ended the recall"}')
     return first
-
-
-def drop_pins(path):
-    """Keys of pins that no model of this store needs any more."""
-    url = next((w for w in (word(mount_of(path).point, 'vault') or '').split() if ':' in w), None)
-    try:
-        with engine.open(url) as e:
-            return unpin(mount_of(path), e)
-    except (EngineError, Failure) as e:
-        note(f'the pin in the vault stays: {e}; `hitrainctl vault unpin` removes it')
-        return []

@@ -3,6 +3,7 @@
 vault this store still needs (docs/vault-format.md, "Pins").
 """
 import collections
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -14,6 +15,8 @@ import time
 from entry import COLD, PREFIX
 from kept import explain, open_folder
 from objects import Failure
+from say import note
+import engine
 import identity
 import jobs
 
@@ -123,17 +126,28 @@ def names_in(folder):
         raise explain(folder, e) from None
 
 
-def unpin(mount, engine):
+def unpin(mount, e):
     """Removes the pins of this store whose steps no model and no kept step here names. Returns their keys. Failure: nobody can say."""
     if not mount.sees_all:
         raise Failure(f'{mount.point}: pins go only for a user who can find each model there: run it as root')
     with Pinning(mount, alone=True):
-        found = [key for job in jobs.list_jobs(engine) for key in jobs.pins_of(engine, job, mount.store)]
+        found = [key for job in jobs.list_jobs(e) for key in jobs.pins_of(e, job, mount.store)]
         if not found:
             return []
         # Twice: a model that takes another name during the first look has it during the second.
         needed = {(c.job, c.step) for _ in range(2) for c in cold_models(mount)}
         gone = [key for key, job, step in found if (job, step) not in needed]
         for key in gone:
-            engine.remove(key)
+            e.remove(key)
         return gone
+
+
+def drop_pins(mount, e=None):
+    """The same at the end of a command; None: of the vault that the mount reads. What cannot be told now, `vault unpin` removes."""
+    url = next((w for w in (word(mount.point, 'vault') or '').split() if ':' in w), None)
+    try:
+        with contextlib.nullcontext(e) if e else engine.open(url) as at:
+            return unpin(mount, at)
+    except (Failure, OSError) as why:
+        note(f'a pin in the vault stays: {why}; `hitrainctl vault unpin` removes it')
+        return []

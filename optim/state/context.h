@@ -36,7 +36,8 @@
  *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
  *  5. The sums of squares of a measured range are those of the bytes under its frozen intervals, or of its sum.
  *
- * Threads: workers (step/update.c), which also do the store's background work, the callers, closers (step/closer.c),
+ * Threads: workers (step/update.c), which also do the store's background work, others for models whose content comes
+ * from the vault, the callers, closers (step/closer.c),
  * and one helper (state/notify.c) that invalidates caches and wakes waiters for threads that may not. Lock order:
  * transaction > names > optimizer > store.
  */
@@ -48,7 +49,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/quota.h"
 
-enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
+enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16, HT_AWAY_WORKERS_MAX = 4 };
 
 struct ht_kernels;
 struct ht_codecs;
@@ -62,7 +63,7 @@ struct ht_totals {
 struct ht_worker {
     struct ht_optim *o;
     pthread_t thread;
-    bool started;
+    bool started, away;            /* away: for roots in ht_optim.away */
     struct ht_delta_writer *delta; /* owned; NULL: has noted no changes yet (step/delta.c) */
     int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
 };
@@ -77,10 +78,11 @@ struct ht_optim {
     struct ht_store *store;
     struct ht_optim_hooks hooks;
     struct ht_mutex lock;
-    pthread_cond_t changed; /* the state changed that some thread waits for */
-    pthread_cond_t work;    /* for workers: ready is not empty, stopping, or nobody serves */
-    pthread_cond_t notify;  /* for the helper */
-    pthread_cond_t close;   /* for closers: closings is not empty, or stopping */
+    pthread_cond_t changed;   /* the state changed that some thread waits for */
+    pthread_cond_t work;      /* for workers: ready is not empty, stopping, or nobody serves */
+    pthread_cond_t notify;    /* for the helper */
+    pthread_cond_t away_work; /* for those of away */
+    pthread_cond_t close;     /* for closers: closings is not empty, or stopping */
     bool started;
     bool stopping HT_GUARDED_BY(HT_LOCK_OPTIM);
     const struct ht_kernels *kernels;
@@ -103,8 +105,10 @@ struct ht_optim {
     bool redo_checked;       /* param.redo_place says how many logged steps change the parameter (fsck) */
     struct ht_list problems; /* found when the log had been read (state/check.c) */
     struct ht_list ready;    /* roots with ranges to take, in turn */
+    struct ht_list away;     /* those among them that wait for the vault, which holds none of the workers of others */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         unsigned idle;           /* workers that wait for a range */
+        unsigned aways;          /* workers of `away`, started at the first need */
         bool lends, serves;      /* workers do the store's background work; one is at it */
         uint64_t served_ns;      /* when one was at it last */
         uint64_t unit_period_ns; /* after so long a unit of background work comes before the next range */
@@ -131,7 +135,7 @@ struct ht_optim {
     uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (state/redo_space.c) */
 
     unsigned threads;
-    struct ht_worker worker[HT_THREADS_MAX];
+    struct ht_worker worker[HT_THREADS_MAX], away_worker[HT_AWAY_WORKERS_MAX];
 };
 
 HT_MUTEX_OF(ht_optim_lock, struct ht_optim, lock, HT_LOCK_OPTIM)

@@ -35,13 +35,17 @@ void ht_opt_root_ready(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
 
+    root->away &= !queue_empty(root);
     if (root->hold || root->alone || queue_empty(root)) {
         ht_list_del(&root->ready);
         return;
     }
     if (ht_list_empty(&root->ready))
-        ht_list_add_tail(&o->ready, &root->ready);
-    ht_opt_wake_worker(o);
+        ht_list_add_tail(root->away ? &o->away : &o->ready, &root->ready);
+    if (root->away)
+        pthread_cond_signal(&o->away_work);
+    else
+        ht_opt_wake_worker(o);
 }
 
 /*

@@ -33,7 +33,7 @@ struct ht_root {
     struct ht_list sums;    /* parameters with a sum of gradients */
     struct ht_list early;   /* ranges to add or measure, in order of arrival (state/queue.c) */
     struct ht_list queue;   /* parameters with ranges to update, the next one first */
-    struct ht_list ready;   /* optim.ready while one of these is not empty and hold is not set */
+    struct ht_list ready;   /* optim.ready or away while one of these is not empty and hold is not set */
     struct ht_list closing; /* optim.closings while a step waits for its closer */
     struct ht_id_link by_id;
     bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
@@ -45,6 +45,7 @@ struct ht_root {
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         bool gate, draining, hold;
         bool alone;          /* a file is published alone: ranges are queued, none is taken */
+        bool away;           /* content of a queued range is in the vault */
         bool reverting;      /* its content goes back to another step, object by object */
         bool async;          /* the closer has the gate, or will have it */
         bool deciding;       /* an asynchronous boundary was requested, and has not queued its updates yet */

@@ -36,6 +36,7 @@ static void init_locks(struct ht_optim *o)
     ht_mutex_init(&o->lock, HT_LOCK_OPTIM);
     pthread_cond_init(&o->changed, NULL);
     pthread_cond_init(&o->work, NULL);
+    pthread_cond_init(&o->away_work, NULL);
     pthread_cond_init(&o->notify, NULL);
     pthread_cond_init(&o->close, NULL);
     pthread_cond_init(&o->redo_work, NULL);
@@ -46,6 +47,7 @@ static void init_lists(struct ht_optim *o)
     ht_list_init(&o->roots);
     ht_list_init(&o->params);
     ht_list_init(&o->ready);
+    ht_list_init(&o->away);
     ht_list_init(&o->invals);
     ht_list_init(&o->closings);
     ht_list_init(&o->problems);
@@ -234,6 +236,12 @@ static void join_workers(struct ht_optim *o)
             pthread_join(w->thread, NULL);
         w->started = false;
     }
+    lock(o);
+    unsigned aways = o->aways; /* none is started any more */
+    o->aways = 0;
+    unlock(o);
+    for (unsigned i = 0; i < aways; i++)
+        pthread_join(o->away_worker[i].thread, NULL);
 }
 
 void ht_optim_stop(struct ht_optim *o)
@@ -244,6 +252,7 @@ void ht_optim_stop(struct ht_optim *o)
     lock(o);
     o->stopping = true;
     pthread_cond_broadcast(&o->work);
+    pthread_cond_broadcast(&o->away_work);
     pthread_cond_broadcast(&o->notify);
     pthread_cond_broadcast(&o->close);
     pthread_cond_broadcast(&o->redo_work);
@@ -300,6 +309,7 @@ static void free_optim(void *p)
     ht_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);
+    pthread_cond_destroy(&o->away_work);
     pthread_cond_destroy(&o->notify);
     pthread_cond_destroy(&o->close);
     pthread_cond_destroy(&o->redo_work);

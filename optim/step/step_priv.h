@@ -6,6 +6,7 @@
 #include "optim/optim.h"
 
 struct ht_root;
+struct ht_worker;
 
 /* ---------------------------------------------------------------- norm.c */
 
@@ -77,8 +78,13 @@ void ht_opt_closers_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 void *ht_opt_worker_main(void *worker);
 /* The next range of the next root, in turn, or NULL. second: beside one that the worker has, if that may be. */
-struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM);
+struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Until a range is ready; serves the store's background meanwhile. NULL: the optimizer ends. */
-struct ht_range *ht_opt_wait_for_range(struct ht_optim *o, int numa_index);
+struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w);
+/*
+ * A worker cannot update this range: its content is in the vault. Workers of its own take the ranges of this root until
+ * its queue is empty. False: there is no thread for that.
+ */
+bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *)) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 #endif

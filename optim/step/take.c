@@ -34,21 +34,24 @@ static void serve_background(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_
         pthread_cond_signal(&o->work);
 }
 
-struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool second)
+struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
 {
-    if (ht_list_empty(&o->ready) || o->stopping)
+    struct ht_optim *o = w->o;
+    const struct ht_list *ready = w->away ? &o->away : &o->ready;
+
+    if (ht_list_empty(ready) || o->stopping)
         return NULL;
-    struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
-    if (second && is_unit_due(o))
+    struct ht_root *root = ht_list_entry(ready->next, struct ht_root, ready);
+    if (second && (w->away || is_unit_due(o)))
         return NULL;
     if (second) {
-        const struct ht_range *next = ht_opt_range_next(root, numa_index);
+        const struct ht_range *next = ht_opt_range_next(root, w->numa_index);
         const struct ht_param_shape *shape = &next->param->shape;
         /* Logging waits for memory, and these ranges share chunks of the gradient with their neighbours. */
         if ((next->work & (HT_WORK_LOG | HT_WORK_ORTHO)) || shape->g_bytes < shape->p_bytes)
             return NULL;
     }
-    struct ht_range *r = ht_opt_range_take(root, numa_index);
+    struct ht_range *r = ht_opt_range_take(root, w->numa_index);
     root->running++;
     ht_list_del(&root->ready);
     ht_opt_root_ready(root);
@@ -57,8 +60,12 @@ struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool seco
     return r;
 }
 
-static void wait_for_work(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+static void wait_for_work(struct ht_optim *o, bool away) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    if (away) {
+        ht_cond_wait(&o->away_work, ht_optim_lock(o));
+        return;
+    }
     if (o->lends && !o->serves) {
         serve_background(o, false);
         return;
@@ -68,15 +75,39 @@ static void wait_for_work(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
     o->idle--;
 }
 
-struct ht_range *ht_opt_wait_for_range(struct ht_optim *o, int numa_index)
+struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
 {
+    struct ht_optim *o = w->o;
     struct ht_range *r = NULL;
 
     lock(o);
-    if (is_unit_due(o) && !ht_list_empty(&o->ready))
+    if (!w->away && is_unit_due(o) && !ht_list_empty(&o->ready))
         serve_background(o, true);
-    while (!o->stopping && !(r = ht_opt_take_range(o, numa_index, false)))
-        wait_for_work(o);
+    while (!o->stopping && !(r = ht_opt_take_range(w, false)))
+        wait_for_work(o, w->away);
     unlock(o);
     return r;
+}
+
+bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *))
+{
+    struct ht_root *root = r->param->root;
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    for (struct ht_worker *w = o->away_worker; o->aways < HT_AWAY_WORKERS_MAX; o->aways++) {
+        w[o->aways] = (struct ht_worker){.o = o, .away = true, .numa_index = HT_NUMA_INDEX_ANY};
+        if (pthread_create(&w[o->aways].thread, NULL, worker_main, &w[o->aways]))
+            break;
+    }
+    bool left = o->aways > 0;
+    if (left) {
+        root->away = true;
+        root->running--;
+        ht_list_del(&root->ready);
+        ht_opt_range_requeue(r);
+        notify_changed(o);
+    }
+    unlock(o);
+    return left;
 }

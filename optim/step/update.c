@@ -167,10 +167,19 @@ static void describe_job(struct job *j, struct ht_worker *w)
     add_gradient(j);
 }
 
-static void begin_job(struct job *j, bool second)
+static void begin_job(struct job *j, const struct ht_worker *w, bool second)
 {
     j->pin.nowait = second;
+    j->pin.here = !w->away;
     int rc = ht_batch_pin_begin(&j->pin);
+    if (rc == -EREMOTE && ht_opt_leave_range(j->range, ht_opt_worker_main)) {
+        j->range = NULL;
+        return;
+    }
+    if (rc == -EREMOTE) {
+        j->pin.here = false;
+        rc = ht_batch_pin_begin(&j->pin);
+    }
     j->begun = !rc;
     if (rc && !(second && rc == -EAGAIN))
         j->err = rc;
@@ -726,13 +735,13 @@ static void end_job(struct job *j, uint64_t ns)
 static void take_second(struct ht_worker *w, const struct job *now, struct job *j)
 {
     lock(w->o);
-    j->range = ht_opt_take_range(w->o, w->numa_index, true);
+    j->range = ht_opt_take_range(w, true);
     unlock(w->o);
     if (!j->range)
         return;
     describe_job(j, w);
     if (ht_opt_delta_may_begin(w, now->notes, now->range->param->root, j->range->param->root))
-        begin_job(j, true);
+        begin_job(j, w, true);
 }
 
 /* Updates one range, and starts the reads of the next one in between. */
@@ -742,7 +751,9 @@ static void update_job(struct ht_worker *w, struct job *now, struct job *next)
 
     now->mark = ht_trace_begin();
     if (!now->begun && !now->err)
-        begin_job(now, false);
+        begin_job(now, w, false);
+    if (!now->range)
+        return;
     if (now->begun && !now->err)
         now->err = ht_batch_pin_wait(&now->pin);
     take_second(w, now, next);
@@ -765,7 +776,7 @@ void *ht_opt_worker_main(void *arg)
     for (;; at ^= 1) {
         struct job *now = &job[at];
         if (!now->range) {
-            now->range = ht_opt_wait_for_range(w->o, w->numa_index);
+            now->range = ht_opt_wait_for_range(w);
             if (!now->range) {
                 ht_opt_delta_writer_free(w);
                 return NULL;

@@ -69,11 +69,13 @@ def has(path, name):
         return False
 
 
-def set_places(path, places, reserved=0, count=None):
+def set_places(path, places, reserved=0, count=None, ready=lambda: None):
     fd = os.open(path, os.O_RDONLY)
     try:
         head = struct.pack('<II', len(places) if count is None else count, reserved)
-        fcntl.ioctl(fd, PLACES, bytearray(head + b''.join(places).ljust(MOST * PLACE.size, b'\0')))
+        io = bytearray(head + b''.join(places).ljust(MOST * PLACE.size, b'\0'))
+        ready()
+        fcntl.ioctl(fd, PLACES, io)
     finally:
         os.close(fd)
 
@@ -349,3 +351,110 @@ def test_a_silent_vault_delays_its_model_alone(store, tmp_path):
     train(root, 9)
     events = (store.point / '.hitrain' / 'events').read_text()
     assert 'vault-silent' in events and 'vault-answers' in events
+
+
+@pytest.fixture
+def mute(store, tmp_path):
+    """silence(): the store's vault answers no read from now on, for as long as a mount waits at most."""
+    made = Vault(tmp_path / 'vault')
+    store.unmount()
+    store.mount('vault_timeout=40')
+    assert command(store.point, f'vault {UUID} test:{made.folder}') == ['ok']
+    made.silence = lambda: (made.folder / '~faults').write_text('**lost-before any\n')
+    return made
+
+
+def test_a_worker_that_others_share_never_waits_for_a_vault(store, mute):
+    """Updates of a cold model wait, more of them than there are workers. Another model trains beside them at once."""
+    count = 2 * len(os.sched_getaffinity(0)) + 6
+    root = begin_cold(store.point / 'model')
+    with open(root / 'w', 'wb') as f:
+        f.truncate(count * MIB)
+    block = PLACE.unpack(mute.put(bytes(MIB))[0])
+    set_places(root / 'w', [PLACE.pack(i, *block[1:]) for i in range(count)])
+    warm = new_model(store.point / 'warm', ADAMW, w=w())
+    assert command(root, 'commit') == command(warm, 'commit') == ['ok']
+    mute.silence()
+    put_gradient(root, 'w', np.ones(count * MIB // 4, np.float32))
+    began = time.monotonic()
+    for seed in range(3):
+        train(warm, seed)
+    assert time.monotonic() - began < 20 and 'state=silent' not in word(store.point, 'vault')
+    (mute.folder / '~faults').unlink()
+    assert command(root, 'commit') == ['ok'] or command(root, 'abort') == ['ok']
+
+
+def test_an_unmount_ends_a_recall_at_once(store, mute):
+    root = cold_model(store.point / 'model', mute, w=w())
+    mute.silence()
+    assert command(root, 'recall') == ['ok'] and word(root, 'recall') == 'running'
+    began = time.monotonic()
+    store.unmount()
+    assert time.monotonic() - began < 20
+    (mute.folder / '~faults').unlink()
+    store.mount()
+    assert (root / 'w').read_bytes() == w()
+
+
+def test_a_file_counts_what_waited_for_the_vault(store, vault):
+    root = cold_model(store.point / 'model', vault, w=w(), v=w(2))
+    assert word(root / 'w', 'cold_waits') == word(root / 'v', 'cold_waits') == '0'
+    (root / 'w').read_bytes()
+    read = int(word(root / 'w', 'cold_waits'))
+    assert 0 < read == int(word(store.point, 'cold_waits')) and word(root / 'v', 'cold_waits') == '0'
+    put_gradient(root, 'v', random(ELEMENTS, 1))
+    assert command(root, 'commit') == ['ok']
+    assert int(word(root / 'v', 'cold_waits')) == 3 and int(word(root / 'w', 'cold_waits')) == read
+
+
+@pytest.mark.parametrize('how', ['commit', 'abort'])
+def test_a_root_is_cold_while_places_are_set_below_it(store, vault, how):
+    """A commit takes the attribute from a root without cold content, and an abort takes it back, at any moment of the call."""
+    one, done = PLACE.unpack(vault.put(bytes(MIB))[0]), 0
+    places = [PLACE.pack(i, *one[1:]) for i in range(4)]
+    for n in range(300):
+        root = begin_cold(store.point / f'model{n}')
+        with open(root / 'w', 'wb') as f:
+            f.truncate(4 * MIB)
+        start, failed = threading.Barrier(2), []
+
+        def give(root=root, start=start, failed=failed):
+            try:
+                set_places(root / 'w', places, ready=start.wait)
+            except OSError as e:
+                failed.append(e.errno)
+        setter = threading.Thread(target=give)
+        setter.start()
+        fd = os.open(root / '.hitrain/ctl', os.O_RDWR)
+        start.wait()
+        end = time.perf_counter() + n % 50 * 1e-5
+        while time.perf_counter() < end:
+            pass
+        os.write(fd, f'{how}\n'.encode())
+        os.close(fd)
+        setter.join()
+        assert set(failed) <= {errno.EINVAL, errno.ESTALE, errno.ENOENT}
+        assert has(root, 'cold') or cold_bytes(root) == 0
+        done += not failed
+        shutil.rmtree(root)
+    assert done
+
+
+def test_a_recall_into_a_full_store_ends_steps_that_a_vault_has(make_store, tmp_path):
+    store = make_store(size='64M')
+    mnt, vault = store.mount(), Vault(tmp_path / 'vault')
+    assert command(mnt, f'vault {UUID} {vault.folder}') == ['ok']
+    root = cold_model(mnt / 'model', vault, w=w())
+    other = new_model(mnt / 'other', 'sgd lr=1 retain=8', v=b'')
+    for step in range(1, 5):
+        (other / 'v').write_bytes(os.urandom(4 * MIB))
+        assert command(other, f'snapshot s{step}', *[f'archived s{step} job {"ab" * 16}'] * (step < 3)) == ['ok'] * (1 + (step < 3))
+    kept = len(os.listdir(other / '.hitrain' / 'snap'))
+    free = int(word(mnt, 'free_bytes'))
+    (mnt / 'fill').write_bytes(os.urandom(free // MIB * MIB))
+    sync(mnt / 'fill')
+    assert int(word(mnt, 'free_bytes')) < 2 * MIB and len(os.listdir(other / '.hitrain' / 'snap')) == kept
+    assert command(root, 'recall') == ['ok']
+    settle(root)
+    assert cold_bytes(root) == 0 and (root / 'w').read_bytes() == w()
+    assert sorted(os.listdir(other / '.hitrain' / 'snap')) == ['s2', 's3', 's4']

@@ -31,6 +31,7 @@ struct damage {
     bool stays;         /* no program can repair it */
     bool reading_fails; /* on the last device, from some request on, until fsck has reported an error */
     bool alone;         /* not together with others */
+    bool vault;         /* fsck reads the vault, which damage_remove_vault ends */
 };
 extern const struct damage damages[];
 extern const unsigned damage_count;
@@ -51,6 +52,10 @@ void damage_bad_scale(struct harness *k, const struct damage_ids *ids);
 /* damage_cold.c */
 void damage_in_no_vault(const struct damage_ids *ids, struct ht_buf *records);
 void damage_cold_unmarked(struct harness *k, const struct damage_ids *ids);
+void damage_cold_unnamed(struct harness *k, const struct damage_ids *ids);
+void damage_bad_in_vault(struct harness *k, const struct damage_ids *ids);
+void damage_gone_from_vault(struct harness *k, const struct damage_ids *ids);
+void damage_remove_vault(void);
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids);
 
 #endif

@@ -82,9 +82,14 @@ int fsck_scenario_fsck_with(const struct ht_fsck_options *opt)
     return status;
 }
 
+bool fsck_scenario_reads_vault;
+
 int fsck_scenario_fsck(enum ht_fsck_mode mode, bool json)
 {
-    return fsck_scenario_fsck_with(&(struct ht_fsck_options){.mode = mode, .json = json});
+    const char *vault = fsck_scenario_reads_vault ? "" : NULL;
+
+    return fsck_scenario_fsck_with(
+        &(struct ht_fsck_options){.mode = mode, .json = json, .vault = vault, .vault_programs = "mount-helpers/vault"});
 }
 
 /* ---------------------------------------------------------------- kept content */

@@ -28,6 +28,7 @@ void fsck_scenario_begin(unsigned devices);
 /* One run; its exit status. Devices that fail to read do so until it has said something. */
 int fsck_scenario_fsck_with(const struct ht_fsck_options *opt);
 int fsck_scenario_fsck(enum ht_fsck_mode mode, bool json);
+extern bool fsck_scenario_reads_vault; /* in these runs */
 /* Mounts, and counts the items that are as they were in w. The store stays mounted. */
 size_t fsck_scenario_count(const struct fsck_scenario_store *w, size_t *out_errors);
 /* Writes something, unmounts, and finds it in order. */

@@ -43,6 +43,9 @@ struct ht_obj_place {
  * content. -EBUSY: programs map the object. -ENOSPC: in the log. WAITS.
  */
 int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count) HT_MUST_CHECK;
+/* The same; -ESTALE: an abort of its root began since ht_obj_aborts said so many. */
+int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place,
+                            unsigned count) HT_MUST_CHECK;
 /* The places of the first chunks from index on that lie in the vault; at most cap. */
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap);
 /* Lies no content of the scope in the vault, also after a crash? An error of the log: false. WAITS. */
@@ -50,7 +53,7 @@ bool ht_scope_is_warm(struct ht_store *s, uint64_t scope);
 /*
  * Published content in the vault comes to the devices with no change, and no faster than the options allow work in the
  * background: content of an object, or of all of a scope. After 0 it is durable. Newer content stays. -EIO, -ENOSPC;
- * -EINTR: stop said so. WAITS for the vault.
+ * -EINTR: stop, which takes no lock, said so. WAITS for the vault.
  */
 typedef bool ht_recall_stop(void *ctx);
 int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;

@@ -61,6 +61,7 @@ struct ht_obj_stat {
     uint64_t prealloc_bytes; /* set aside by ht_obj_prealloc, not written yet */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
+    uint64_t cold_waits;   /* reads and writes that waited for the vault; modulo 2^32 */
     uint64_t device_read_bytes, device_written_bytes;
     uint64_t version; /* grows with every change of content */
     uint32_t refs;    /* references to it, of all threads */
@@ -78,6 +79,8 @@ uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
 int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all) HT_MUST_CHECK;
 /* Stored bytes of the scope's objects that lie in the vault. Has it no object? */
 uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope);
+/* How many aborts of its scope have begun. */
+unsigned ht_obj_aborts(struct ht_obj *o);
 bool ht_scope_is_empty(struct ht_store *s, uint64_t scope);
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);

@@ -52,6 +52,7 @@
     E(KEPT_GIVEN_UP, "kept-given-up", WARN, false, "A full store ended a kept step that a vault has.")                 \
     E(VAULT_SILENT, "vault-silent", ERROR, false, "The vault does not answer.")                                        \
     E(VAULT_ANSWERS, "vault-answers", INFO, false, "The vault answers again.")                                         \
+    E(VAULT_MISSING, "vault-missing", WARN, false, "The vault of cold content is gone, another, or older.")            \
     E(VAULT_DAMAGE, "vault-damage", ERROR, true, "The vault lacks content of the store, or has other bytes.")          \
     E(SCRUB_DAMAGE, "scrub-damage", ERROR, true, "Scrub found damage and could not repair it.")                        \
     E(SCRUB_REPAIRED, "scrub-repaired", WARN, true, "Scrub found damage and repaired it.")                             \

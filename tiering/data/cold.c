@@ -19,6 +19,8 @@
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
 
+#define LOOK_NS 20000000ull
+
 struct ht_cold_fetch {
     struct ht_list link; /* among the fetches that are not done */
     struct ht_list ahead;
@@ -85,16 +87,8 @@ static struct ht_cold_fetch *new_fetch(struct ht_obj *o, uint64_t index, const s
 
 static int ask(struct ht_store *s, struct ht_cold_fetch *f, bool ahead) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_extent e = ht_ref_extent(&f->ref, 0);
-
-    f->get = (struct ht_remote_get){
-        .lease = (uint32_t)(e.block >> (HT_VAULT_SEGMENT_BITS + HT_VAULT_UNIT_BITS)),
-        .n = (uint32_t)(e.block >> HT_VAULT_UNIT_BITS) & ((1u << HT_VAULT_SEGMENT_BITS) - 1),
-        .offset = (uint32_t)(e.block & (HT_VAULT_UNITS - 1)) * HT_BLOCK_BYTES,
-        .bytes = f->ref.stored,
-        .to = f->bytes,
-        .is_ahead = ahead,
-    };
+    f->get = ht_remote_range(ht_ref_extent(&f->ref, 0).block, f->ref.stored, f->bytes);
+    f->get.is_ahead = ahead;
     int rc = s->data->remote ? ht_remote_begin(s->data->remote, &f->get) : -ENOTCONN;
     f->remote = rc ? NULL : s->data->remote;
     return rc;
@@ -138,8 +132,6 @@ static const char *why(int rc)
         return "there is no such segment";
     case -ENODATA:
         return "the segment is too short";
-    case -ETIMEDOUT:
-        return "the vault does not answer";
     case -ENOTCONN:
         return "the store was mounted without its vault";
     default:
@@ -147,13 +139,13 @@ static const char *why(int rc)
     }
 }
 
-/* That a vault is silent has an event of its own. */
+/* That a vault is silent or missing has an event of its own. */
 static void report(const struct ht_cold_fetch *f, int rc)
 {
     const struct ht_event_about about = {f->obj->oid, "the vault", f->get.offset, rc == -EUCLEAN ? -EIO : rc};
     bool damage = rc == -EUCLEAN || rc == -ENOENT || rc == -ENODATA;
 
-    if (rc != -ETIMEDOUT)
+    if (rc != -ETIMEDOUT && rc != -ENXIO)
         ht_event(damage ? HT_EVENT_VAULT_DAMAGE : HT_EVENT_READ_ERROR, &about,
                  "chunk %llu of object %llu, seg/%08x/%04x at %u of the vault: %s; the read fails with EIO",
                  (unsigned long long)f->index, (unsigned long long)f->obj->oid, f->get.lease, f->get.n, f->get.offset,
@@ -161,43 +153,57 @@ static void report(const struct ht_cold_fetch *f, int rc)
 }
 
 /* Without the lock: the client's answer, verified. */
-static int receive(struct ht_store *s, struct ht_cold_fetch *f)
+static int receive(struct ht_store *s, struct ht_cold_fetch *f, ht_remote_stop *stop, void *ctx)
 {
-    int rc = f->remote ? ht_remote_end(f->remote, &f->get) : f->rc;
+    int rc = f->remote ? ht_remote_end_or_stop(f->remote, &f->get, stop, ctx) : f->rc;
 
     if (!rc && !ht_ref_matches(s, &f->ref, f->bytes) && !HT_MUTANT("cold-checksum"))
         rc = -EUCLEAN;
     if (!rc)
         rc = ht_ref_decode(&s->data->decoders, &f->ref, f->bytes);
-    if (rc && rc != -ENOMEM)
-        report(f, rc);
-    return !rc || rc == -ENOMEM ? rc : -EIO;
+    if (!rc || rc == -ENOMEM || rc == -EINTR)
+        return rc;
+    report(f, rc);
+    return -EIO;
 }
 
-int ht_cold_wait(const struct ht_cold_want *w)
+int ht_cold_wait_or_stop(const struct ht_cold_want *w, ht_remote_stop *stop, void *ctx)
 {
     struct ht_cold_fetch *f = w->fetch;
     struct ht_store *s = f->obj->s;
 
     if (!w->leads) {
         ht_activity_wait("the vault, for object", f->obj->oid);
-        while (!f->done)
-            ht_store_wait(s, &s->data->fetched, 0);
+        while (!f->done && !(stop && stop(ctx)))
+            ht_store_wait(s, &s->data->fetched, stop ? ht_now_ns() + LOOK_NS : 0);
         ht_activity_go_on();
-        return f->rc;
+        return !f->done ? -EINTR : f->rc == -EINTR ? -EREMOTE : f->rc;
     }
     ht_store_unlock(s);
     ht_activity_wait("the vault, for object", f->obj->oid);
-    int rc = receive(s, f);
+    int rc = receive(s, f, stop, ctx);
     ht_activity_go_on();
     ht_store_lock(s);
     f->remote = NULL;
     s->flow.cold_read_blocks += rc ? 0 : ht_ref_blocks(&f->ref);
-    s->flow.read_errors += rc != 0;
+    s->flow.read_errors += rc && rc != -EINTR;
     f->rc = rc;
     f->done = true;
     ht_list_del(&f->link);
     pthread_cond_broadcast(&s->data->fetched);
+    return rc;
+}
+
+int ht_cold_wait(const struct ht_cold_want *w)
+{
+    struct ht_obj *o = w->fetch->obj;
+    uint64_t began_ns = ht_now_ns();
+    int rc = ht_cold_wait_or_stop(w, NULL, NULL);
+
+    o->s->flow.cold_waits++;
+    o->s->flow.cold_wait_ns += ht_now_ns() - began_ns;
+    if (ht_obj_need_extra(o) == 0)
+        ht_obj_extra(o)->cold_waits++;
     return rc;
 }
 
@@ -256,9 +262,7 @@ int ht_cold_install(const struct ht_cold_want *w)
 
 int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
-    struct ht_store *s = o->s;
     struct ht_cold_want w;
-    uint64_t began_ns = ht_now_ns();
 
     ht_chunk_leaf(c)->users++;
     int rc = ht_cold_begin(o, index, false, false, &w);
@@ -266,9 +270,9 @@ int ht_cold_bring(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         rc = ht_cold_wait(&w);
         if (!rc)
             rc = ht_cold_install(&w);
+        else if (rc == -EREMOTE)
+            rc = 0;
         ht_cold_put(&w);
-        s->flow.cold_waits++;
-        s->flow.cold_wait_ns += ht_now_ns() - began_ns;
     }
     ht_chunk_leaf(c)->users--;
     if (rc && !ht_chunk_in_use(c))
@@ -316,13 +320,20 @@ bool ht_cold_ahead(struct ht_obj *o, uint64_t index)
     return true;
 }
 
+static bool stops(void *ctx)
+{
+    const struct ht_store *s = ctx;
+
+    return s->waits.stopping;
+}
+
 void ht_cold_finish_ahead(struct ht_store *s)
 {
     ht_store_lock(s);
     while (!ht_list_empty(&s->data->ahead)) {
         struct ht_cold_want w = {ht_list_entry(s->data->ahead.next, struct ht_cold_fetch, ahead), true};
         ht_list_del(&w.fetch->ahead);
-        int rc = ht_cold_wait(&w);
+        int rc = ht_cold_wait_or_stop(&w, stops, s);
         if (!rc)
             rc = ht_cold_install(&w); /* without room its reader fetches it */
         ht_cold_put(&w);
@@ -345,6 +356,13 @@ static void changed(void *ctx, bool silent)
                  timeout_ms);
     else
         ht_event(HT_EVENT_VAULT_ANSWERS, &about, "the vault answers again");
+}
+
+static void missing(void *ctx, const char *url, const char *why)
+{
+    const struct ht_event_about about = {.device = "the vault", .error = -ENXIO};
+
+    ht_event(HT_EVENT_VAULT_MISSING, &about, "%s: %s; cold content that it lacks cannot be read", url, why);
 }
 
 static bool has_gets(const struct ht_store *s, const struct ht_remote *r) HT_REQUIRES(HT_LOCK_STORE)
@@ -374,16 +392,23 @@ int ht_cold_connect(struct ht_store *s)
         .timeout_ms = s->opts.vault_timeout_ms,
         .slots = s->opts.vault_slots,
         .changed = changed,
+        .missing = missing,
         .ctx = s,
     };
     char url[HT_REMOTE_URL_BYTES];
+    uint8_t uuid[sizeof(s->vault.uuid)];
     struct ht_remote *remote;
 
     ht_store_lock(s);
+    memcpy(uuid, s->vault.uuid, sizeof(uuid));
+    bool is_needed = s->objects.cold_blocks;
     snprintf(url, sizeof(url), "%s", s->vault.url);
     ht_store_unlock(s);
     config.url = s->opts.vault_url ? s->opts.vault_url : url;
+    config.uuid = uuid;
     int rc = ht_remote_new(&config, &remote);
+    if (!rc && is_needed)
+        ht_remote_look(remote);
     if (!rc)
         ht_remote_free(exchange(s, remote));
     return rc;

@@ -35,8 +35,14 @@ struct ht_cold_want {
  */
 int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, struct ht_cold_want *out)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Waits. -EIO: the vault does not answer, or has other bytes; an event says which. Releases the lock. */
+/*
+ * Waits. -EIO: the vault does not answer, or has other bytes; an event says which. -EREMOTE: the thread that led was
+ * stopped, and the caller may begin again. Releases the lock.
+ */
 int ht_cold_wait(const struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same, for a wait that no counter shows. -EINTR: stop said so, as in ht_remote_end_or_stop. */
+int ht_cold_wait_or_stop(const struct ht_cold_want *w, bool (*stop)(void *ctx), void *ctx)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* After a wait without an error, until put. */
 const struct ht_ref *ht_cold_ref(const struct ht_cold_want *w);
 uint8_t *ht_cold_bytes(const struct ht_cold_want *w);

@@ -471,7 +471,7 @@ static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_ST
 /* The oldest of these fetches is over. */
 static int finish_cold(struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = ht_cold_wait(w);
+    int rc = ht_cold_wait_or_stop(w, NULL, NULL);
 
     if (!rc)
         rc = ht_cold_install(w);

@@ -350,6 +350,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .dirty_bytes = o->dirty * unit - dirty_lacks,
         .hits = o->hits,
         .misses = o->misses,
+        .cold_waits = o->extra->cold_waits,
         .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,
         .device_written_bytes = (uint64_t)o->written_blocks * HT_BLOCK_BYTES,
         .version = o->version,

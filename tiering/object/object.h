@@ -26,6 +26,7 @@ struct ht_obj_extra {
     uint64_t shared_blocks; /* of references with the bit shared; an object without an extra has one chunk to ask */
     uint64_t cold_blocks;   /* of these, in the vault; the same */
     uint64_t log_chunks, log_promised; /* that have log bytes; that will have some */
+    uint32_t cold_waits;               /* calls of users that waited for the vault */
     uint32_t used_bytes;               /* of each chunk, that may have content; 0: all */
     uint8_t height;                    /* nodes above a leaf */
     bool may_be_dirty;                 /* its content may have been changed by programs without a call */

@@ -328,6 +328,14 @@ void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
     free_if_ended(s, sc);
 }
 
+unsigned ht_obj_aborts(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    unsigned aborts = o->scope->aborts;
+    ht_store_unlock(o->s);
+    return aborts;
+}
+
 /* Clang cannot follow a lock that only one result keeps. */
 int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope) HT_NO_THREAD_SAFETY_ANALYSIS
 {

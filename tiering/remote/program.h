@@ -18,6 +18,7 @@ enum { HT_REMOTE_TEXT_BYTES = 512 };
 enum ht_remote_result {
     HT_REMOTE_OK = 0,
     HT_REMOTE_MISSING = 2,
+    HT_REMOTE_NO_VAULT = 3,
     HT_REMOTE_AGAIN = 6,
     HT_REMOTE_RESULTS = 11, /* all are below */
 };

@@ -34,7 +34,9 @@ enum {
     KEY_BYTES = 40,
 };
 #define PROBE_KEY "vault/0000000000000001"
+enum { HEADER_BYTES = 64, UUID_AT = 24, UUID_BYTES = 16 };
 
+enum lack { LACKS_NOTHING, IS_GONE, IS_ANOTHER, IS_OLDER, NO_PROGRAM };
 enum get_state { QUEUED, SENT, COPIED, DONE };
 
 struct slot {
@@ -48,13 +50,16 @@ struct ht_remote {
     struct ht_remote_config config;
     char url[HT_REMOTE_URL_BYTES];
     char *path; /* of the program */
-    int wake;   /* eventfd: something changed for the thread */
+    uint8_t uuid[UUID_BYTES];
+    int wake; /* eventfd: something changed for the thread */
     struct ht_mutex lock;
     pthread_cond_t changed;
     HT_GUARDED_BY(HT_LOCK_REMOTE) struct {
         unsigned users; /* the handle and the thread */
         bool has_thread, is_ending, has_ended;
-        int start_error;                            /* of the last start */
+        bool is_looked_at, is_to_look; /* the vault showed that it is the right one; it is to show that without a get */
+        enum lack lack;                /* as far as anybody knows */
+        int start_error;               /* of the last start */
         struct ht_remote_get *first, **last;        /* begun and not ended, oldest first */
         struct slot slots[HT_REMOTE_SLOTS_MAX + 1]; /* the one after those of the configuration is for probes */
         uint64_t answered_ns, not_before_ns, restart_ns, probe_at_ns;
@@ -92,17 +97,74 @@ static void finish(struct ht_remote *r, struct ht_remote_get *g, int rc) HT_REQU
     r->state.gets += rc == 0;
     r->state.get_bytes += rc == 0 ? g->bytes : 0;
     r->state.timeouts += rc == -ETIMEDOUT;
-    r->state.failures += rc && rc != -ETIMEDOUT;
+    r->state.failures += rc && rc != -ETIMEDOUT && rc != -EINTR;
     pthread_cond_broadcast(&r->changed);
 }
 
+static void finish_queued(struct ht_remote *r, int rc) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    for (struct ht_remote_get *g = r->first; g; g = g->next)
+        if (g->state == QUEUED)
+            finish(r, g, rc);
+}
+
 /* The slot stays taken until the program answers or ends. */
-static void give_up(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES(HT_LOCK_REMOTE)
+static void give_up(struct ht_remote *r, struct ht_remote_get *g, int rc) HT_REQUIRES(HT_LOCK_REMOTE)
 {
     if (g->state == SENT)
         r->slots[g->slot].get = NULL;
-    finish(r, g, -ETIMEDOUT);
-    set_silent(r, true);
+    finish(r, g, rc);
+    if (rc == -ETIMEDOUT)
+        set_silent(r, true);
+}
+
+/* ---- the thread: is it the right vault? ---- */
+
+static void report(struct ht_remote *r, enum lack lack) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    static const char *const why[] = {
+        [IS_GONE] = "there is no vault",
+        [IS_ANOTHER] = "another vault is there",
+        [IS_OLDER] = "it lacks segments of the store: is it an older copy?",
+        [NO_PROGRAM] = "its program does not start",
+    };
+
+    if (lack && lack != r->lack && r->config.missing)
+        r->config.missing(r->config.ctx, r->url, why[lack]);
+    r->lack = lack;
+}
+
+/* The answer to a probe. The program may write to this memory at any time, which does no harm. */
+static void look(struct ht_remote *r, const struct ht_remote_answer *a) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    const uint8_t *header = r->program.memory + (size_t)r->config.slots * r->config.slot_bytes;
+    bool is_another =
+        a->result == HT_REMOTE_OK && (a->bytes < HEADER_BYTES || memcmp(header + UUID_AT, r->uuid, UUID_BYTES) != 0);
+
+    if (!r->config.uuid)
+        return;
+    r->is_looked_at = !is_another;
+    r->is_to_look = false;
+    if (is_another || a->result == HT_REMOTE_MISSING)
+        report(r, is_another ? IS_ANOTHER : IS_GONE);
+    else if (a->result == HT_REMOTE_OK && r->lack != IS_OLDER)
+        report(r, LACKS_NOTHING);
+    if (is_another)
+        finish_queued(r, -ENXIO);
+}
+
+/* A segment is missing. It is asked for once more, after a look at the vault. */
+static void doubt(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    if (r->config.uuid && !g->is_doubted) {
+        g->is_doubted = true;
+        g->state = QUEUED;
+        r->is_looked_at = false;
+        return;
+    }
+    if (r->lack != IS_GONE)
+        report(r, IS_OLDER);
+    finish(r, g, r->lack == IS_GONE ? -ENXIO : -ENOENT);
 }
 
 /* ---- the thread: its program ---- */
@@ -164,14 +226,15 @@ static void start_program(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOCK
     if (!rc) {
         r->program = made;
         r->state.starts++;
+        r->is_looked_at = !r->config.uuid;
         return;
     }
     char why[HT_REMOTE_WHY_BYTES];
     snprintf(why, sizeof(why), "%s: %s", r->path, strerror(-rc));
     say_why(r, why);
-    for (struct ht_remote_get *g = r->first; g; g = g->next)
-        if (g->state == QUEUED)
-            finish(r, g, -EIO);
+    r->is_to_look = false;
+    report(r, NO_PROGRAM);
+    finish_queued(r, -EIO);
 }
 
 /* ---- the thread: requests and answers ---- */
@@ -188,7 +251,8 @@ static int ask(struct ht_remote *r, uint32_t slot, struct ht_remote_get *g, uint
         g->state = SENT;
         g->slot = slot;
     }
-    return ht_remote_program_ask(&r->program, r->number, slot, left_ms, key, g ? g->offset : 0, g ? g->bytes : 1);
+    return ht_remote_program_ask(&r->program, r->number, slot, left_ms, key, g ? g->offset : 0,
+                                 g ? g->bytes : HEADER_BYTES);
 }
 
 static bool slot_is_free(const struct ht_remote *r, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_REMOTE)
@@ -201,17 +265,26 @@ static bool slot_is_free(const struct ht_remote *r, uint32_t *out_slot) HT_REQUI
     return false;
 }
 
+static bool has_queued(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    for (const struct ht_remote_get *g = r->first; g; g = g->next)
+        if (g->state == QUEUED)
+            return true;
+    return false;
+}
+
 /* 0, or an error that ends the program. Those that somebody waits for go first. */
 static int ask_what_is_due(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOCK_REMOTE)
 {
     uint32_t slot;
     int rc = 0;
 
-    for (int ahead = 0; ahead < 2; ahead++)
+    for (int ahead = 0; ahead < 2 && r->is_looked_at; ahead++)
         for (struct ht_remote_get *g = r->first; g && !rc && slot_is_free(r, &slot); g = g->next)
             if (g->state == QUEUED && g->is_ahead == (ahead == 1) && g->not_before_ns <= now)
                 rc = ask(r, slot, g, now);
-    if (!rc && r->state.is_silent && r->probe_at_ns <= now && !r->slots[r->config.slots].is_taken) {
+    bool looks = !r->is_looked_at && (r->is_to_look || has_queued(r));
+    if (!rc && (looks || (r->state.is_silent && r->probe_at_ns <= now)) && !r->slots[r->config.slots].is_taken) {
         r->probe_at_ns = now + PROBE_S * SECOND;
         rc = ask(r, r->config.slots, NULL, now);
     }
@@ -254,10 +327,14 @@ static void take(struct ht_remote *r, uint32_t slot, const struct ht_remote_answ
         r->restart_ns = SECOND;
         set_silent(r, false);
     }
-    if (!g)
+    if (!g) {
+        look(r, a);
         return;
-    if (a->result != HT_REMOTE_OK)
-        finish(r, g, a->result == HT_REMOTE_MISSING ? -ENOENT : -EIO);
+    }
+    if (a->result == HT_REMOTE_MISSING)
+        doubt(r, g);
+    else if (a->result != HT_REMOTE_OK)
+        finish(r, g, -EIO);
     else if (a->bytes < g->bytes)
         finish(r, g, -ENODATA);
     else
@@ -272,6 +349,8 @@ static int take_answers(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOCK_R
 
     while (!rc && !(rc = ht_remote_program_answer(&r->program, &a))) {
         uint32_t slot = 0;
+        if (a.result == HT_REMOTE_NO_VAULT && r->config.uuid)
+            a.result = HT_REMOTE_MISSING;
         while (slot <= r->config.slots && !(r->slots[slot].is_taken && r->slots[slot].number == a.number))
             slot++;
         const struct ht_remote_get *g = slot <= r->config.slots ? r->slots[slot].get : NULL;
@@ -306,10 +385,7 @@ static void serve(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOCK_REMOTE)
 
 static bool is_needed(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
 {
-    for (const struct ht_remote_get *g = r->first; g; g = g->next)
-        if (g->state == QUEUED)
-            return true;
-    return r->state.is_silent && r->probe_at_ns <= ht_now_ns();
+    return has_queued(r) || r->is_to_look || (r->state.is_silent && r->probe_at_ns <= ht_now_ns());
 }
 
 /* When something happens that neither an answer nor a caller brings. */
@@ -397,7 +473,7 @@ static void *remote_main(void *arg)
         }
         for (struct ht_remote_get *g = r->first; g; g = g->next)
             if ((g->state == QUEUED || g->state == SENT) && g->begun_ns + timeout_ns(r) <= now)
-                give_up(r, g);
+                give_up(r, g, -ETIMEDOUT);
         wait_for_more(r);
     }
     ht_mutex_unlock(remote_lock(r));
@@ -468,6 +544,7 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *g)
     if (!rc) {
         g->rc = 0;
         g->state = QUEUED;
+        g->is_doubted = false;
         g->slot = 0;
         g->begun_ns = now;
         g->not_before_ns = 0;
@@ -492,17 +569,20 @@ static void unlink_get(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES
         r->last = at;
 }
 
-int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
+int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
 {
     ht_mutex_lock(remote_lock(r));
     uint64_t end_ns = g->begun_ns + timeout_ns(r);
     while (g->state != DONE) {
-        if (ht_now_ns() < end_ns)
-            ht_cond_wait_until(&r->changed, remote_lock(r), end_ns);
-        else if (g->state == COPIED)
+        uint64_t now = ht_now_ns();
+        if (g->state == COPIED)
             ht_cond_wait(&r->changed, remote_lock(r));
+        else if (stop && stop(ctx))
+            give_up(r, g, -EINTR);
+        else if (now < end_ns)
+            ht_cond_wait_until(&r->changed, remote_lock(r), stop ? ht_min_u64(end_ns, now + LOOK_MS * MS) : end_ns);
         else {
-            give_up(r, g);
+            give_up(r, g, -ETIMEDOUT);
             wake_thread(r); /* for the probe */
         }
     }
@@ -510,6 +590,19 @@ int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
     int rc = g->rc;
     ht_mutex_unlock(remote_lock(r));
     return rc;
+}
+
+int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
+{
+    return ht_remote_end_or_stop(r, g, NULL, NULL);
+}
+
+void ht_remote_look(struct ht_remote *r)
+{
+    ht_mutex_lock(remote_lock(r));
+    r->is_to_look = start_thread(r) == 0;
+    ht_mutex_unlock(remote_lock(r));
+    wake_thread(r);
 }
 
 void ht_remote_state(struct ht_remote *r, struct ht_remote_state *out_state)
@@ -551,6 +644,8 @@ int ht_remote_new(const struct ht_remote_config *config, struct ht_remote **out_
     r->config.slots = config->slots ? config->slots : HT_REMOTE_SLOTS;
     r->config.slot_bytes = config->slot_bytes ? config->slot_bytes : HT_REMOTE_SLOT_BYTES;
     r->wake = -1;
+    if (config->uuid)
+        r->config.uuid = memcpy(r->uuid, config->uuid, sizeof(r->uuid));
     int rc = r->config.slots > HT_REMOTE_SLOTS_MAX || r->config.slot_bytes > SEGMENT_BYTES_MAX ? -EINVAL : 0;
     rc = rc ? rc : ht_remote_url(config->url, r->url);
     rc = rc ? rc : find_program(config, r->url, &r->path);

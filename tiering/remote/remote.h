@@ -14,6 +14,9 @@
  * once. A probe goes to it every 5 s, and the first answer in time ends the silence. A program that keeps a request for
  * twice the timeout is killed.
  *
+ * Identity: with a uuid in the configuration no get is sent before a look at the vault's own, and one without its
+ * segment is sent again after another look. A vault that is gone or another is named once: gets fail with -ENXIO.
+ *
  * The program is not trusted: a wrong number, length or result ends it, and its memory never shrinks. What a get brings
  * may still be wrong or old. The caller checks it against a checksum of its own.
  *
@@ -23,6 +26,7 @@
 #define HITRAIN_TIERING_REMOTE_REMOTE_H
 
 #include "tiering/base/base.h"
+#include <hitrain/format.h>
 
 enum {
     HT_REMOTE_SLOTS = 16, /* unless the configuration says more or fewer */
@@ -38,6 +42,8 @@ struct ht_remote_config {
     const char *programs;                    /* the folder of the programs, or NULL: the folder of this program */
     uint32_t timeout_ms, slots, slot_bytes;  /* 0: those above */
     void (*changed)(void *ctx, bool silent); /* or NULL; it may raise an event and takes no other lock */
+    const uint8_t *uuid;                     /* 16 bytes, which are copied; NULL: of any vault */
+    void (*missing)(void *ctx, const char *url, const char *why); /* with a uuid; the same */
     void *ctx;
 };
 
@@ -49,10 +55,23 @@ struct ht_remote_get {
     bool is_ahead; /* nobody waits for it yet */
     /* The client's own. */
     int rc, state;
+    bool is_doubted; /* it was missing once */
     uint32_t slot;
     uint64_t begun_ns, not_before_ns;
     struct ht_remote_get *next;
 };
+
+/* The range that a reference names by a block of device HT_DEVICE_VAULT. */
+static inline struct ht_remote_get ht_remote_range(uint64_t block, uint32_t bytes, void *to)
+{
+    return (struct ht_remote_get){
+        .lease = (uint32_t)(block >> (HT_VAULT_SEGMENT_BITS + HT_VAULT_UNIT_BITS)),
+        .n = (uint32_t)(block >> HT_VAULT_UNIT_BITS) & ((1u << HT_VAULT_SEGMENT_BITS) - 1),
+        .offset = (uint32_t)(block & (HT_VAULT_UNITS - 1)) * HT_BLOCK_BYTES,
+        .bytes = bytes,
+        .to = to,
+    };
+}
 
 struct ht_remote_state {
     bool is_silent;
@@ -83,10 +102,17 @@ void ht_remote_free(struct ht_remote *r);
 int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHECK;
 /*
  * Waits until its deadline, which the timeout after its begin is. 0: all bytes are in get->to. -ETIMEDOUT; -ENOENT: no
- * such segment; -ENODATA: it ends before the range does; -EIO: the program says another error (ht_remote_state).
+ * such segment; -ENODATA: it ends before the range does; -ENXIO: the vault is not there; -EIO: the program says another
+ * error (ht_remote_state).
  */
 int ht_remote_end(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHECK;
+/* The same; -EINTR: stop (NULL: nobody), which is asked all the time and takes no lock, said so. */
+typedef bool ht_remote_stop(void *ctx);
+int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *get, ht_remote_stop *stop,
+                          void *ctx) HT_MUST_CHECK;
 
+/* Looks for the vault soon, and waits for nothing. */
+void ht_remote_look(struct ht_remote *r);
 void ht_remote_state(struct ht_remote *r, struct ht_remote_state *out_state);
 
 #endif

@@ -313,10 +313,11 @@ static int fetch_cold(struct ht_batch_pin *l, struct ht_batch_pin_work *w) HT_RE
 {
     int rc = 0;
 
-    for (unsigned i = 0; l->nowait && i < l->count; i++) { /* the thread may hold other chunks */
+    /* the thread may hold other chunks */
+    for (unsigned i = 0; (l->nowait || l->here) && i < l->count; i++) {
         struct ht_chunk *c = ht_chunk_find(l->chunk[i].obj, l->chunk[i].index);
         if (c && l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE && ht_chunk_is_away(l->store, c))
-            return -EAGAIN;
+            return l->nowait ? -EAGAIN : -EREMOTE;
     }
     for (unsigned i = 0; !rc && i < l->count; i++)
         if (l->chunk[i].mode != HT_BATCH_PIN_OVERWRITE)
@@ -380,7 +381,7 @@ int ht_batch_pin_begin(struct ht_batch_pin *l)
 
     do
         rc = begin(l);
-    while (rc == -EREMOTE);
+    while (rc == -EREMOTE && !l->here);
     return rc;
 }
 

@@ -264,14 +264,6 @@ static bool overlap(uint64_t a, uint64_t b, uint64_t len)
     return a < b ? b - a < len : a - b < len;
 }
 
-static unsigned aborts_of(struct ht_obj *o)
-{
-    ht_store_lock(o->s);
-    unsigned aborts = o->scope->aborts;
-    ht_store_unlock(o->s);
-    return aborts;
-}
-
 /* Is the target in the scope of the source, which is a model root? It stays there while it is being written. */
 static bool in_one_root(struct ht_obj *src, struct ht_obj *dst)
 {
@@ -305,12 +297,12 @@ ssize_t ht_obj_clone_from(struct ht_obj *src, uint64_t src_off, struct ht_obj *d
     if (k.share)
         ht_obj_clean(src, (src_off + ht_obj_bytes_per_chunk(src) - 1) >> src->chunk_shift,
                      ((src_off + len - 1) >> src->chunk_shift) + 1);
-    unsigned aborts = aborts_of(dst);
+    unsigned aborts = ht_obj_aborts(dst);
     ssize_t n = 1;
     while (k.done < len && (n = clone_step(&k)) > 0)
         k.done += (uint64_t)n;
     free(k.buf);
-    if (aborts_of(dst) != aborts) /* an abort may have taken back a part */
+    if (ht_obj_aborts(dst) != aborts) /* an abort may have taken back a part */
         return -ESTALE;
     return k.done ? (ssize_t)k.done : n;
 }

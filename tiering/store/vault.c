@@ -8,6 +8,7 @@
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+#include "tiering/base/lack.h"
 #include "tiering/cache/arena.h"
 #include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
@@ -161,7 +162,7 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     return rc;
 }
 
-int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count)
+int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place, unsigned count)
 {
     struct ht_scope *sc;
     bool frames = false;
@@ -178,21 +179,28 @@ int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsign
         return rc;
     if (!sc->id || o->obj_class == HT_CLASS_SCRATCH || ht_obj_bytes_per_chunk(o) != HT_CHUNK_BYTES)
         rc = -EINVAL;
+    else if (sc->aborts != aborts)
+        rc = -ESTALE;
     for (unsigned i = 0; !rc && i < count; i++)
         rc = set_place(o, &place[i]);
     ht_obj_unlock_after_change(o, sc);
     return rc;
 }
 
+int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count)
+{
+    return ht_obj_set_places_since(o, ht_obj_aborts(o), place, count);
+}
+
 static struct ht_obj_place place_of(const struct ht_ref *ref, uint64_t index)
 {
-    uint64_t block = ht_ref_extent(ref, 0).block;
+    const struct ht_remote_get range = ht_remote_range(ht_ref_extent(ref, 0).block, ref->stored, NULL);
 
     return (struct ht_obj_place){
         .index = index,
-        .lease = (uint32_t)(block >> (HT_VAULT_SEGMENT_BITS + HT_VAULT_UNIT_BITS)),
-        .segment = (uint32_t)(block >> HT_VAULT_UNIT_BITS) & ((1u << HT_VAULT_SEGMENT_BITS) - 1),
-        .unit = (uint32_t)(block & (HT_VAULT_UNITS - 1)),
+        .lease = range.lease,
+        .segment = range.n,
+        .unit = range.offset / HT_BLOCK_BYTES,
         .stored = ref->stored,
         .codec = ref->codec,
         .checksum = ref->checksum,
@@ -234,7 +242,7 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
  * The content of a published reference with nothing newer; its object does not go. 0: it moved, or is not
  * that. -EAGAIN: a thread has it.
  */
-static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
+static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes, ht_recall_stop *stop, void *ctx)
 {
     struct ht_move_owner self = {o, index};
     struct ht_move m = {.owner = &self, .owners = 1};
@@ -247,7 +255,7 @@ static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes)
     bool may = c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB && ht_ref_is_cold(&c->pub);
     int rc = may ? ht_cold_begin(o, index, false, true, &w) : 0;
     if (!rc && w.fetch)
-        rc = ht_cold_wait(&w);
+        rc = ht_cold_wait_or_stop(&w, stop, ctx);
     if (!rc && w.fetch)
         m.was = *ht_cold_ref(&w);
     ht_store_unlock(s);
@@ -305,7 +313,9 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
 
     while (!rc && (index = next_cold(o, index)) != UINT64_MAX) {
         uint64_t began_ns = ht_now_ns(), bytes;
-        rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes);
+        rc = stop(ctx) ? -EINTR : recall_chunk(o, index, &bytes, stop, ctx);
+        bool room = rc == -ENOSPC && ht_lack_space(HT_CHUNK_BYTES) && !ht_store_make_space(o->s, true);
+        rc = rc == -EREMOTE || room ? -EAGAIN : rc;
         index += rc != -EAGAIN;
         if (rc == -EAGAIN) { /* it is read or written now: once more, if it is still cold */
             nanosleep(&moment, NULL);

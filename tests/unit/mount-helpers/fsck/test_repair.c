@@ -101,6 +101,7 @@ static void check_damage(const struct damage *d)
     int status;
 
     make_damage(d);
+    fsck_scenario_reads_vault = d->vault;
     if (!d->reading_fails) {
         ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false) & HT_FSCK_LEFT, HT_FSCK_LEFT);
         ck_assert_msg(tells(d), "%s is not told but\n%s", d->name, fsck_scenario_text);
@@ -121,6 +122,8 @@ static void check_damage(const struct damage *d)
         compare_text(d->name, 2);
     }
     harness_free(&fsck_scenario);
+    if (d->vault)
+        damage_remove_vault();
 }
 
 /* ------------------------------------------------------------------------ tests */

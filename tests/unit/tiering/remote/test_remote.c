@@ -256,6 +256,79 @@ TEST(an_error_of_the_engine_names_its_cause)
     ht_remote_free(r);
 }
 
+static char told[2 * HT_REMOTE_URL_BYTES];
+static _Atomic unsigned told_count;
+
+static void note_missing(void *ctx, const char *url, const char *why)
+{
+    snprintf(told, sizeof(told), "%s %s", url, why);
+    told_count++;
+}
+
+static void write_header(uint8_t first)
+{
+    uint8_t header[100] = {0};
+
+    header[24] = first;
+    header[24 + 15] = 9;
+    write_file("vault/0000000000000001", header, sizeof(header));
+}
+
+/* Each change is told once, and no get of another vault is sent. */
+TEST(a_vault_that_is_gone_or_another_or_lacks_segments_is_told)
+{
+    const uint8_t uuid[16] = {5, [15] = 9};
+    char url[256];
+    struct ht_remote_config config = {
+        .url = url, .programs = "mount-helpers/vault", .timeout_ms = PATIENT_MS, .uuid = uuid, .missing = note_missing};
+    struct ht_remote_get g = range(0, 0, 100), gone = range(9, 0, 100);
+    struct ht_remote *r;
+
+    snprintf(url, sizeof(url), "file://%s", folder);
+    write_segments(1);
+    ck_assert_int_eq(mkdir(in_folder("vault"), 0700), 0);
+    ck_assert_int_eq(ht_remote_new(&config, &r), 0);
+    ck_assert_int_eq(fetch(r, &gone), -ENXIO);
+    ck_assert_int_eq(fetch(r, &gone), -ENXIO);
+    ck_assert(told_count == 1 && strstr(told, folder) && strstr(told, "no vault"));
+    write_header(6);
+    ck_assert_int_eq(fetch(r, &gone), -ENXIO);
+    ck_assert_int_eq(fetch(r, &g), -ENXIO);
+    ck_assert_int_eq(fetch(r, &g), -ENXIO);
+    ck_assert(told_count == 2 && strstr(told, "another"));
+    write_header(5);
+    ck_assert_int_eq(fetch(r, &g), 0);
+    expect_bytes(&g);
+    ck_assert_uint_eq(told_count, 2);
+    ck_assert_int_eq(fetch(r, &gone), -ENOENT);
+    ck_assert_int_eq(fetch(r, &gone), -ENOENT);
+    ck_assert(told_count == 3 && strstr(told, "segments"));
+    ck_assert_uint_eq(silences, 0);
+    ht_remote_free(r);
+}
+
+static bool stops(void *ctx)
+{
+    _Atomic unsigned *asked = ctx;
+
+    return ++*asked > 3;
+}
+
+TEST(a_wait_that_is_stopped_ends_at_once_and_is_no_silence)
+{
+    struct ht_remote *r = open_remote("test", folder, PATIENT_MS, 0);
+    struct ht_remote_get g = range(0, 0, 100);
+    _Atomic unsigned asked = 0;
+
+    write_segments(1);
+    write_file("~faults", "**lost-before any\n", 18);
+    ck_assert_int_eq(ht_remote_begin(r, &g), 0);
+    ck_assert_int_eq(ht_remote_end_or_stop(r, &g, stops, &asked), -EINTR);
+    ck_assert_uint_eq(asked, 4);
+    ck_assert_uint_eq(silences + state_of(r).failures + state_of(r).timeouts, 0);
+    ht_remote_free(r);
+}
+
 /* SIGSTOP of the whole program: it is killed, and the next one answers the probe. */
 TEST(a_stopped_program_is_replaced)
 {
