@@ -9,6 +9,7 @@ other one is in a staging directory, which the next program removes.
 """
 import json
 import os
+import re
 import secrets
 import time
 
@@ -110,7 +111,9 @@ class Claimed:
                 if word(path, 'pin'):
                     raise Failure(f'{path} is pinned in memory: remove its attribute user.hitrain.pin first')
         for name in names_of(root):
-            if not is_archived(root, name):
+            if re.fullmatch('demote-[0-9a-f]{8}', name):
+                self.forget(name)       # of a demotion that was interrupted: it had this claim
+            elif not is_archived(root, name):
                 raise Failure(f'{root}: no vault has its kept step {name}, which would go: archive or forget it first')
 
     def need_rest(self, at=None):
@@ -146,13 +149,13 @@ class Claimed:
             raise Failure(f'{self.root}: a program has changed it')
         self.ctl = None
 
-    def forget(self, kept):
+    def forget(self, name):
         if not self.ctl:
             return
         try:
-            tell(self.ctl, f'forget {kept.name}'.encode())
+            tell(self.ctl, f'forget {name}'.encode())
         except OSError as e:
-            note(f'{self.root} keeps step {kept.name}: {e.strerror}')
+            note(f'{self.root} keeps step {name}: {e.strerror}')
 
 
 def is_archived(root, name):
@@ -204,7 +207,7 @@ def demote(root, mount, e, vault, job, o):
         place = Replacing(root, claimed.folder, claimed.still, Pinning(mount))
         done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place)
     except BaseException:
-        claimed.forget(kept)
+        claimed.forget(kept.name)
         raise
     report(root, done, cold_bytes, o['json'])
 

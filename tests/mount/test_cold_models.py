@@ -424,7 +424,6 @@ def test_a_demotion_that_is_cut_leaves_the_model_at_its_name(last_week, where):
     assert done.returncode == 9, done.stderr
     store.crash()
     assert content(root, *NAMES) == content(twin, *NAMES) and word(twin, 'step') == '2'
-    command(twin, 'forget *')
     demote(twin, f'{vault}/twin')
     assert os.listdir(b) == ['twin'] and content(root, *NAMES) == content(twin, *NAMES)
 
