@@ -6,6 +6,7 @@
 #include "optim/optim.h"
 
 struct ht_root;
+struct ht_worker;
 
 /* ---------------------------------------------------------------- norm.c */
 
@@ -79,6 +80,6 @@ void *ht_opt_worker_main(void *worker);
 /* The next range of the next root, in turn, or NULL. second: beside one that the worker has, if that may be. */
 struct ht_range *ht_opt_take_range(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Until a range is ready; serves the store's background meanwhile. NULL: the optimizer ends. */
-struct ht_range *ht_opt_wait_for_range(struct ht_optim *o, int numa_index);
+struct ht_range *ht_opt_wait_for_range(struct ht_worker *w);
 
 #endif
