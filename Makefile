@@ -13,8 +13,8 @@
 ##              TSan, and a build with clang
 ##   check-busy check beside stress-ng, which takes most of the processors and writes to the disk: no test depends on time
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
-##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
-##              minutes; skipped if QEMU is not installed
+##              before that, the places of memory and threads in one with two NUMA nodes, stores on /dev/ngXnY, and a
+##              device over NVMe/TCP whose connection is lost; some 8 minutes; skipped if QEMU is not installed
 ##   check-vault, check-ceph
 ##              the tests of vaults on a JuiceFS, and on a Ceph of one monitor and three storage daemons (tests/mount/engines.py); the
 ##              first run downloads some 120 MB, or 50 MB, into ~/.cache/hitrain
@@ -524,6 +524,7 @@ check-vm:
 	@$(MAKE) --no-print-directory tests TEST='test_points*'
 	@$(PYTHON) tests/qemu/nodes.py
 	@$(PYTHON) tests/qemu/raw.py
+	@$(PYTHON) tests/qemu/fabrics.py
 	@$(PYTHON) tests/qemu/cuts.py
 # Each test has a limit of its own, and the whole has one.
 vault_engine_check-vault := juicefs

@@ -8,6 +8,7 @@ The claim keeps others from ending a step. At any moment, and after a crash, one
 other one is in a staging directory, which the next program removes.
 """
 import os
+import re
 import time
 
 from archive_command import put
@@ -18,7 +19,6 @@ from kept import Kept, lines_of, open_folder
 from objects import Failure, is_job
 from say import error, note
 from staging import PREFIX, Replacing
-
 from stores import Pinning, drop_pins, mount_of, root_lines, word
 from verifier import Verifier
 import engine
@@ -100,7 +100,9 @@ class Claimed:
                 if word(path, 'pin'):
                     raise Failure(f'{path} is pinned in memory: remove its attribute user.hitrain.pin first')
         for line in lines_of(root):
-            if not line.get('archived'):
+            if re.fullmatch('demote-[0-9a-f]{8}', line['name']):
+                self.forget(line['name'])       # of a demotion that was interrupted: it had this claim
+            elif not line.get('archived'):
                 raise Failure(f'{root}: no vault has its kept step {line["name"]}, which would go: archive or forget it first')
 
     def need_rest(self, at=None):
@@ -136,13 +138,13 @@ class Claimed:
             raise Failure(f'{self.root}: a program has changed it')
         self.ctl = None
 
-    def forget(self, kept):
+    def forget(self, name):
         if not self.ctl:
             return
         try:
-            tell(self.ctl, f'forget {kept.name}'.encode())
+            tell(self.ctl, f'forget {name}'.encode())
         except OSError as e:
-            note(f'{self.root} keeps step {kept.name}: {e.strerror}')
+            note(f'{self.root} keeps step {name}: {e.strerror}')
 
 
 def user_of(root):
@@ -189,7 +191,7 @@ def demote(root, mount, e, vault, job, o):
         place = Replacing(root, claimed.folder, claimed.still, Pinning(mount))
         done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place)
     except BaseException:
-        claimed.forget(kept)
+        claimed.forget(kept.name)
         raise
     report(root, done, cold_bytes, o['json'])
 

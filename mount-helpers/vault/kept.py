@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kept steps of a model root, as a mounted store shows them in .hitrain/snap, and which blocks two share."""
+import contextlib
 import errno
 import fcntl
 import json
@@ -26,7 +27,8 @@ class Handle:
         self.fd = fd
 
     def __del__(self):
-        os.close(self.fd)
+        with contextlib.suppress(OSError):  # the daemon of its mount is gone; the descriptor is closed all the same
+            os.close(self.fd)
 
 
 def open_folder(path, parent=None):

@@ -457,7 +457,7 @@ static int apply_ortho(struct visit *v, uint64_t step_open)
         if (spent) /* no second one is made in this step */
             ht_obj_scratch_drop(spent, 0, UINT64_MAX);
         lock(o);
-        v->p->root->running--;
+        ht_opt_range_ran(v->p->root);
         notify_changed(o);
         ht_opt_inval_wait(o, ticket);
         unlock(o);

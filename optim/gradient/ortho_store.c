@@ -87,7 +87,7 @@ void ht_opt_ortho_compute(struct ht_range *r)
     unlock(p->o);
     ht_opt_wake(chain);
     lock(p->o);
-    p->root->running--;
+    ht_opt_range_ran(p->root);
     ht_opt_param_reclaim(p);
     p->refs--;
     notify_changed(p->o);

@@ -209,7 +209,7 @@ static void settle_range(struct ht_range *r, struct ht_waiter **chain) HT_REQUIR
 
     r->logged = true;
     r->work &= (uint8_t)~HT_WORK_LOG;
-    root->running--;
+    ht_opt_range_ran(root);
     if (r->work && !p->gone) {
         ht_opt_range_requeue(r);
         notify_changed(p->o);

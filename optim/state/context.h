@@ -64,6 +64,7 @@ struct ht_worker {
     struct ht_optim *o;
     pthread_t thread;
     bool started, away;            /* away: for roots in ht_optim.away */
+    bool is_spare;                 /* it helps roots that no other one works on (step/take.c) */
     struct ht_delta_writer *delta; /* owned; NULL: has noted no changes yet (step/delta.c) */
     int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
 };
@@ -80,6 +81,7 @@ struct ht_optim {
     struct ht_mutex lock;
     pthread_cond_t changed;   /* the state changed that some thread waits for */
     pthread_cond_t work;      /* for workers: ready is not empty, stopping, or nobody serves */
+    pthread_cond_t spare;     /* for the spare worker: the same, while no other one is idle */
     pthread_cond_t notify;    /* for the helper */
     pthread_cond_t away_work; /* for those of away */
     pthread_cond_t close;     /* for closers: closings is not empty, or stopping */
@@ -135,7 +137,8 @@ struct ht_optim {
     uint64_t replay_room_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* set aside for their gradients (state/redo_space.c) */
 
     unsigned threads;
-    struct ht_worker worker[HT_THREADS_MAX], away_worker[HT_AWAY_WORKERS_MAX];
+    struct ht_worker worker[HT_THREADS_MAX + 1]; /* the last one is the spare */
+    struct ht_worker away_worker[HT_AWAY_WORKERS_MAX];
 };
 
 HT_MUTEX_OF(ht_optim_lock, struct ht_optim, lock, HT_LOCK_OPTIM)

@@ -25,9 +25,12 @@ static bool queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 void ht_opt_wake_worker(struct ht_optim *o)
 {
-    if (o->idle)
+    if (o->idle) {
         pthread_cond_signal(&o->work);
-    else if (o->serves)
+        return;
+    }
+    pthread_cond_signal(&o->spare);
+    if (o->serves)
         ht_store_background_recall(o->store);
 }
 
@@ -46,6 +49,12 @@ void ht_opt_root_ready(struct ht_root *root)
         pthread_cond_signal(&o->away_work);
     else
         ht_opt_wake_worker(o);
+}
+
+void ht_opt_range_ran(struct ht_root *root)
+{
+    if (!--root->running)
+        ht_opt_root_ready(root);
 }
 
 /*

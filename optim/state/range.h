@@ -156,6 +156,8 @@ struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index) HT_REQU
 /* The same without taking it. */
 struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_root_ready(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM); /* put it on the ready list if it has work */
+/* A worker has ended what it took. The root may have ranges for the spare one now. */
+void ht_opt_range_ran(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A root is ready: an idle worker takes a range, or else the one that does background work, after its unit. */
 void ht_opt_wake_worker(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Takes back queued ranges; running updates end by themselves. */

@@ -37,6 +37,7 @@ static void init_locks(struct ht_optim *o)
     pthread_cond_init(&o->changed, NULL);
     pthread_cond_init(&o->work, NULL);
     pthread_cond_init(&o->away_work, NULL);
+    pthread_cond_init(&o->spare, NULL);
     pthread_cond_init(&o->notify, NULL);
     pthread_cond_init(&o->close, NULL);
     pthread_cond_init(&o->redo_work, NULL);
@@ -162,6 +163,9 @@ static int start_threads(struct ht_optim *o)
     place_workers(o);
     for (unsigned i = 0; !rc && i < o->threads; i++)
         rc = start_worker(o, &o->worker[i]);
+    o->worker[o->threads] = (struct ht_worker){.numa_index = HT_NUMA_INDEX_ANY, .is_spare = true};
+    if (!rc && o->threads >= WORKERS_LEND_MIN)
+        rc = start_worker(o, &o->worker[o->threads]);
     if (!rc && o->threads >= WORKERS_LEND_MIN)
         lend_workers(o);
     return rc;
@@ -230,7 +234,7 @@ static void join_thread(struct ht_optim *o, struct ht_opt_thread *t)
 
 static void join_workers(struct ht_optim *o)
 {
-    for (unsigned i = 0; i < o->threads; i++) {
+    for (unsigned i = 0; i <= o->threads; i++) {
         struct ht_worker *w = &o->worker[i];
         if (w->started)
             pthread_join(w->thread, NULL);
@@ -253,6 +257,7 @@ void ht_optim_stop(struct ht_optim *o)
     o->stopping = true;
     pthread_cond_broadcast(&o->work);
     pthread_cond_broadcast(&o->away_work);
+    pthread_cond_signal(&o->spare);
     pthread_cond_broadcast(&o->notify);
     pthread_cond_broadcast(&o->close);
     pthread_cond_broadcast(&o->redo_work);
@@ -310,6 +315,7 @@ static void free_optim(void *p)
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);
     pthread_cond_destroy(&o->away_work);
+    pthread_cond_destroy(&o->spare);
     pthread_cond_destroy(&o->notify);
     pthread_cond_destroy(&o->close);
     pthread_cond_destroy(&o->redo_work);

@@ -5,6 +5,9 @@
  * Workers without a range do the store's background work, one at a time (api/background.h). Another one is
  * always free, so no update ever waits for the background. If none had a moment for that
  * in a second, a worker does a unit between two ranges.
+ *
+ * All workers may wait for one device, or for the vault. So one more, the spare, takes ranges of roots that no other
+ * one works on, while none is idle: a device that does not answer holds up no model that has no content there.
  */
 #include <pthread.h>
 
@@ -34,6 +37,31 @@ static void serve_background(struct ht_optim *o, bool once) HT_REQUIRES(HT_LOCK_
         pthread_cond_signal(&o->work);
 }
 
+static struct ht_range *take_of(struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_optim *o = root->o;
+    struct ht_range *r = ht_opt_range_take(root, numa_index);
+
+    root->running++;
+    ht_list_del(&root->ready);
+    ht_opt_root_ready(root);
+    if (!ht_list_empty(&o->ready))
+        ht_opt_wake_worker(o);
+    return r;
+}
+
+/* For the spare worker. */
+static struct ht_range *take_neglected(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (o->idle || o->stopping)
+        return NULL;
+    ht_list_for_each_entry(root, &o->ready, struct ht_root, ready) {
+        if (!root->running)
+            return take_of(root, HT_NUMA_INDEX_ANY);
+    }
+    return NULL;
+}
+
 struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
 {
     struct ht_optim *o = w->o;
@@ -51,13 +79,7 @@ struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
         if ((next->work & (HT_WORK_LOG | HT_WORK_ORTHO)) || shape->g_bytes < shape->p_bytes)
             return NULL;
     }
-    struct ht_range *r = ht_opt_range_take(root, w->numa_index);
-    root->running++;
-    ht_list_del(&root->ready);
-    ht_opt_root_ready(root);
-    if (!ht_list_empty(&o->ready))
-        ht_opt_wake_worker(o);
-    return r;
+    return take_of(root, w->numa_index);
 }
 
 static void wait_for_work(struct ht_optim *o, bool away) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -81,9 +103,11 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
     struct ht_range *r = NULL;
 
     lock(o);
-    if (!w->away && is_unit_due(o) && !ht_list_empty(&o->ready))
+    while (w->is_spare && !o->stopping && !(r = take_neglected(o)))
+        ht_cond_wait(&o->spare, ht_optim_lock(o));
+    if (!r && !w->away && is_unit_due(o) && !ht_list_empty(&o->ready))
         serve_background(o, true);
-    while (!o->stopping && !(r = ht_opt_take_range(w, false)))
+    while (!r && !o->stopping && !(r = ht_opt_take_range(w, false)))
         wait_for_work(o, w->away);
     unlock(o);
     return r;

@@ -695,7 +695,7 @@ static void end_job(struct job *j, uint64_t ns)
     }
     if (!j->err && settle_sum(j)) {
         count_job(j, ns);
-        root->running--;
+        ht_opt_range_ran(root);
         j->range = NULL;
         notify_changed(o);
         unlock(o);
@@ -722,7 +722,7 @@ static void end_job(struct job *j, uint64_t ns)
     unlock(o);
     ht_opt_wake(chain);
     lock(o);
-    root->running--;
+    ht_opt_range_ran(root);
     ht_opt_param_reclaim(p);
     p->refs--;
     j->range = NULL;
@@ -734,6 +734,8 @@ static void end_job(struct job *j, uint64_t ns)
 
 static void take_second(struct ht_worker *w, const struct job *now, struct job *j)
 {
+    if (w->is_spare)
+        return;
     lock(w->o);
     j->range = ht_opt_take_range(w, true);
     unlock(w->o);
@@ -770,7 +772,7 @@ void *ht_opt_worker_main(void *arg)
     struct job job[2] = {{.range = NULL}, {.range = NULL}};
     unsigned at = 0;
 
-    pthread_setname_np(pthread_self(), "ht-update");
+    pthread_setname_np(pthread_self(), w->is_spare ? "ht-update-spare" : "ht-update");
     if (w->numa_index != HT_NUMA_INDEX_ANY && !ht_nodes_run_on(ht_store_nodes(w->o->store), w->numa_index))
         w->numa_index = HT_NUMA_INDEX_ANY;
     for (;; at ^= 1) {

@@ -101,7 +101,6 @@ static void play(struct harness *k)
                                      .unit = 1 + i * (MIB / HT_BLOCK_BYTES),
                                      .stored = MIB,
                                      .checksum = ht_hash64(content + i * MIB, MIB, 0)};
-    k->store->opts.vault_programs = "mount-helpers/vault";
     ck_assert_int_eq(ht_store_set_vault(k->store, uuid, folder), 0);
     ck_assert_int_eq(ht_obj_set_places(o, p, BLOCKS), 0);
     commit(k, root);

@@ -2,12 +2,15 @@
 """Slow devices beside fast ones: what lies on them, when, and what their silence costs."""
 import contextlib
 import errno
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -241,36 +244,136 @@ def test_a_silent_capacity_device_costs_only_models_with_content_on_it(make_pair
 
 @contextlib.contextmanager
 def served(folder, mib, *words):
-    """A file that nbdkit serves through nbdfuse: its path."""
+    """A file that nbdkit serves through nbdfuse: its path, and the process of nbdkit."""
     if not shutil.which('nbdkit') or not shutil.which('nbdfuse'):
         pytest.skip('nbdkit and nbdfuse (Debian: libnbd-bin) are needed')
     point, backing = folder / 'nbd', folder / 'backing'
     point.mkdir()
     with open(backing, 'wb') as f:
         f.truncate(mib * MIB)
-    server = subprocess.Popen(['nbdfuse', point / 'device', '--command', 'nbdkit', '-s', '--filter=rate', '--filter=delay',
-                               'file', f'file={backing}', *words], stdin=subprocess.DEVNULL)
+    filters = ['--filter=error', '--filter=rate', '--filter=delay']
+    server = subprocess.Popen(['nbdfuse', point / 'device', '--command', 'nbdkit', '-s', *filters, 'file', f'file={backing}', *words],
+                              stdin=subprocess.DEVNULL)
     try:
         wait_for(lambda: server.poll() is not None or (point / 'device').exists(), 'nbdfuse')
         if server.poll() is not None:
             pytest.skip('nbdfuse cannot mount here')
-        yield point / 'device'
+        with open(f'/proc/{server.pid}/task/{server.pid}/children') as f:
+            yield point / 'device', int(f.read().split()[0])
     finally:
         subprocess.run(['umount', point], check=True)
         server.wait(SECONDS_MAX)
 
 
-def test_a_slow_network_device_holds_what_fast_ones_cannot(make):
-    one, two = make([200]), make([24])
-    alone = train(one.mount(), 4, 2)
-    with served(two.folder, 200, 'rate=800M', 'rdelay=5ms', 'wdelay=10ms') as device:
-        run('mkfs.hitrain', f'--add={device}', '--capacity', *two.members)
-        two.members.append(device)
-        beside = train(two.mount(), 4, 2)
-        assert state(alone) == state(beside)
-        assert used(two.point)[1] > 16 and len(spills(two.point)) == 1
-        two.unmount(check=True)
-        two.ends_clean = False      # its device goes
+@pytest.fixture
+def network(make):
+    """network(fast, mib, *words): a ClassStore with a device of class capacity from served(), and its process."""
+    with contextlib.ExitStack() as until:
+        def make_one(fast, mib, *words):
+            store = make([fast])
+            device, pid = until.enter_context(served(store.folder, mib, *words))
+            run('mkfs.hitrain', f'--add={device}', '--capacity', *store.members)
+            store.members.append(device)
+            store.ends_clean = False                        # its device goes
+            until.callback(lambda: store.daemon and store.unmount(check=True))
+            return store, pid
+
+        yield make_one
+
+
+def step(root, seed):
+    for i, name in enumerate(sorted(p.name for p in root.iterdir() if p.name.startswith('p'))):
+        put_gradient(root, name, np.random.default_rng(seed + i).standard_normal(ELEMENTS, 'f4'))
+    sync(root)
+
+
+def test_a_slow_network_device_holds_what_fast_ones_cannot(make, network):
+    two, _ = network(24, 200, 'rate=800M', 'rdelay=5ms', 'wdelay=10ms')
+    assert state(train(make([200]).mount(), 4, 2)) == state(train(two.mount(), 4, 2))
+    assert used(two.point)[1] > 16 and len(spills(two.point)) == 1
+
+
+def test_a_network_device_that_fails_costs_a_step_that_abort_takes_back(make, network, tmp_path):
+    """Reads and writes fail, by name. What has no content there goes on. All is right when it works again."""
+    broken = tmp_path / 'broken'
+    two, _ = network(96, 128, 'error=EIO', 'error-rate=100%', f'error-file={broken}')
+    alone = train(make([200]).mount(), 4, 2)
+    beside = train(two.mount(), 4, 2, paths='all')
+    assert used(two.point)[1] > 4
+    mnt = two.remount()                                     # nothing is in memory
+    found = state(beside)
+    mnt = two.remount()
+    broken.touch()
+    with pytest.raises(OSError):
+        step(beside, 50)
+    assert 'abort returns to the last commit' in word(beside, 'error')
+    assert command(beside, 'abort') == ['ok']
+    (mnt / 'file').write_bytes(content(1, 4))
+    sync(mnt / 'file')
+    assert any(str(two.members[1]) in e['text'] for e in events(mnt)), events(mnt)
+    broken.unlink()
+    assert state(beside) == found == state(alone)
+    for root in alone, beside:
+        step(root, 50)
+    assert state(alone) == state(beside)
+
+
+def test_paths_all_beside_a_device_that_slows_tenfold_and_then_is_silent(make, network, tmp_path):
+    """Steps go on, slower, to the same bits. Silence stalls or fails the step, and nothing of another model."""
+    rate = tmp_path / 'rate'
+    rate.write_text('1600M')
+    two, pid = network(96, 128, f'rate-file={rate}')
+    alone = train(make([200]).mount(), 4, 2)
+    mnt = two.mount('capacity_timeout=1', 'commit=0')
+    beside = train(mnt, 4, 2, paths='all')
+    rate.write_text('160M')
+    for root in alone, beside:
+        step(root, 50)
+    assert state(alone) == state(beside) and used(mnt)[1] > 0
+    plain = new_model(mnt / 'plain', 'sgd lr=1')
+    (plain / 'p0').write_bytes(bytes(4 * ELEMENTS))
+    sync(plain)
+    ended = []
+
+    def silent_step():
+        try:
+            step(beside, 60)
+            ended.append('done')
+        except OSError:
+            ended.append('failed')
+
+    mnt = two.remount('capacity_timeout=1', 'commit=0')
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        waits = threading.Thread(target=silent_step)
+        waits.start()
+        wait_for(lambda: devices(mnt)[1]['health'] == 'not-answering', 'it is silent')
+        step(plain, 1)
+        assert devices(mnt)[1]['health'] == 'not-answering'
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    waits.join(SECONDS_MAX)
+    wait_for(lambda: devices(mnt)[1]['health'] == 'ok', 'it answers')
+    if ended == ['failed']:
+        assert command(beside, 'abort') == ['ok']
+        step(beside, 60)
+    step(alone, 60)
+    assert state(alone) == state(beside)
+
+
+def test_a_silent_loop_device_of_others_holds_up_no_store(tmp_path):
+    """Programs ask each loop device whether it shows the same file, and the kernel asks the file system of that device's file."""
+    with served(tmp_path, 32) as (device, pid):
+        done = subprocess.run(['losetup', '--find', '--show', device], stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            pytest.skip('no loop devices')
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(1.5)         # what the kernel knows about the file is out of date
+            run('mkfs.hitrain', '--size=32M', tmp_path / 'image', timeout=60)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            subprocess.run(['losetup', '-d', done.stdout.strip()], check=True, timeout=SECONDS_MAX)
 
 
 def test_a_file_system_without_direct_io_is_named_with_the_way_out(make, tmp_path):
@@ -317,8 +420,9 @@ def test_a_device_is_added_to_a_store_that_is_not_mounted(make):
 
 def test_what_cannot_be_added_is_refused_and_nothing_is_written(make):
     store, other = make([32], [32]), make([32])
-    tiny, held, link = store.make('tiny', 4), store.make('held', 32), store.folder / 'link'
+    tiny, held, link, hard = store.make('tiny', 4), store.make('held', 32), store.folder / 'link', store.folder / 'hard'
     link.symlink_to(store.members[1])
+    os.link(store.members[1], hard)
     with open(held, 'r+b') as f:
         f.write(b'precious')
     first, second = store.members
@@ -327,6 +431,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_written(make):
     for args, why in (((other.image, first, second), '--force overwrites it'),
                       ((second, first, second), 'the same device'),
                       ((link, first, second), 'the same device'),
+                      ((hard, '--force', first, second), 'the same device'),
                       ((second, first), 'is missing'),
                       ((held, first), 'is missing'),
                       ((held, first, second), 'contains data'),

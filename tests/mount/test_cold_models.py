@@ -374,6 +374,45 @@ def test_damage_in_a_vault_is_never_read(last_week):
     assert content(root, *NAMES) == content(b / 'model', *NAMES)
 
 
+@pytest.mark.parametrize('how', ['older', 'another'])
+def test_an_older_vault_or_another_one_is_never_read_as_this_one(last_week, how):
+    """Both have other bytes at some of the same places. Nothing can make them the store's vault, and no pin goes."""
+    root, vault, store, b = last_week
+    place, away = vault.with_name('place'), vault.with_name('away')
+    if how == 'older':
+        shutil.copytree(vault, place)
+    else:
+        run('hitrainctl', 'vault', 'init', place)
+    for seed, url in (30, f'{vault}/job'), (40, f'{place}/second'):
+        step(root, seed, elements=ELEMENTS)
+        command(root, 'snapshot')
+        archive(root, word(root, 'step'), url)
+        if seed == 30:
+            want = content(root, *NAMES)
+    restore(f'{vault}/job', b / 'model', '--cold')
+    os.rename(vault, away)
+    os.rename(place, vault)
+    store.remount()
+    failed = 0
+    for path, data in want.items():
+        try:
+            assert (b / 'model' / path).read_bytes() == data
+        except OSError as e:
+            assert e.errno == errno.EIO
+            failed += 1
+    assert failed and 'vault-damage' in run('hitrainctl', 'events', b).stdout
+    for words, why in ((('recall', b / 'model'), 'still cold'), (('demote', b / 'model', f'{vault}/x'), 'error')):
+        done = run('hitrainctl', *words, check=False)
+        assert done.returncode == 1 and why in done.stderr, done.stderr
+    if how == 'another':
+        done = restore(f'{vault}/second', b / 'new', '--cold', check=False)
+        assert done.returncode == 1 and 'lies in another vault' in done.stderr
+    run('hitrainctl', 'vault', 'unpin', vault, b)
+    os.rename(vault, place)
+    os.rename(away, vault)
+    assert content(b / 'model', *NAMES) == want and len(pins(vault)) == 1
+
+
 def content_paths(root):
     return [*NAMES, *(f'.hitrain/state/{n}/{s}' for n in NAMES for s in os.listdir(root / '.hitrain/state' / n))]
 
@@ -481,6 +520,26 @@ def test_a_model_in_use_is_not_demoted(last_week):
     demote(root, f'{vault}/job')
 
 
+MAPS = 'import mmap, sys; f = open(sys.argv[1], "r+b"); m = mmap.mmap(f.fileno(), 0); f.close(); print(m[0], flush=True); sys.stdin.read()'
+
+
+def test_a_model_that_is_handed_out_is_demoted_when_nobody_maps_it(last_week):
+    root, vault, store, b = last_week
+    store.remount('passthrough=16M', 'dram=64M')
+    if 'passthrough is off' in store.messages():
+        pytest.skip('no passthrough files here')
+    restore(f'{vault}/job', b / 'twin')
+    with subprocess.Popen([sys.executable, '-c', MAPS, b / 'twin/w'], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        done = demote(b / 'twin', f'{vault}/twin', check=False)
+        assert done.returncode == 1 and f'process {other.pid} has it open' in done.stderr, done.stderr
+    assert 'passthrough_files                               1' in run('hitrainctl', 'stats', b).stdout, 'its pages are still handed out'
+    demote(b / 'twin', f'{vault}/twin')
+    for each in (root, b / 'twin'):
+        step(each, 30, elements=ELEMENTS)
+    assert content(root, *NAMES) == content(b / 'twin', *NAMES)
+
+
 CUT = '''
 import os, sys
 sys.path[:0] = [{vault!r}, {tools!r}]
@@ -511,7 +570,6 @@ def test_a_demotion_that_is_cut_leaves_the_model_at_its_name(last_week, where):
     assert done.returncode == 9, done.stderr
     store.crash()
     assert content(root, *NAMES) == content(twin, *NAMES) and word(twin, 'step') == '2'
-    command(twin, 'forget *')
     demote(twin, f'{vault}/twin')
     assert os.listdir(b) == ['twin'] and content(root, *NAMES) == content(twin, *NAMES)
 

@@ -52,7 +52,7 @@ def lacking():
 
 # --------------------------------------------------------------- the initramfs
 
-def module_files(kernel):
+def module_files(kernel, names):
     """Files of the wanted modules and of their dependencies, in the order of loading. Absent ones are built in."""
     base, version = kernel / 'lib/modules', next((kernel / 'lib/modules').iterdir()).name
     if not (base / version / 'modules.dep').exists():
@@ -63,7 +63,7 @@ def module_files(kernel):
         needs[path] = below.split()
     by_name = {pathlib.Path(p).name.split('.')[0].replace('-', '_'): p for p in needs}
     order = []
-    for name in MODULES:
+    for name in names:
         if name in by_name:
             order += [*reversed(needs[by_name[name]]), by_name[name]]
     return [base / version / path for path in dict.fromkeys(order)]
@@ -95,7 +95,7 @@ def put_module(source, root):
     return path.name
 
 
-def make_initramfs(kernel, build, folder, more_programs=()):
+def make_initramfs(kernel, build, folder, more_programs=(), more_modules=()):
     root, archive = folder / 'root', folder / 'initramfs'
     programs = [build / name for name in (*PROGRAMS, *more_programs)]
     for name in ('proc', 'sys', 'dev', 'tmp', 'run', 'etc'):
@@ -107,7 +107,7 @@ def make_initramfs(kernel, build, folder, more_programs=()):
         run('strip', '-g', root / 'bin' / program.name)
     for library in libraries(programs):
         put(library, root, library)
-    order = [put_module(path, root) for path in module_files(kernel)]
+    order = [put_module(path, root) for path in module_files(kernel, [*MODULES, *more_modules])]
     (root / 'modules/order').write_text(''.join(f'{name}\n' for name in order))
     with open(archive, 'wb') as out:
         find = subprocess.Popen(['find', '.'], cwd=root, stdout=subprocess.PIPE)
@@ -227,9 +227,10 @@ class Machine:
 
 
 @contextlib.contextmanager
-def started(folder, units=(512, 4096), nodes=1, size=64 << 20, programs=()):
-    """A machine with a namespace for each of units; programs: more than PROGRAMS, names below the folder of the build."""
-    m = Machine(KERNEL, make_initramfs(KERNEL, BUILD, folder, programs), folder, files(folder, len(units), size), units, nodes)
+def started(folder, units=(512, 4096), nodes=1, size=64 << 20, programs=(), modules=()):
+    """A machine with a namespace for each of units; programs: more than PROGRAMS, names below the folder of the build;
+    modules: more than MODULES."""
+    m = Machine(KERNEL, make_initramfs(KERNEL, BUILD, folder, programs, modules), folder, files(folder, len(units), size), units, nodes)
     try:
         yield m
     finally:

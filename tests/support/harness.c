@@ -92,6 +92,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
                                  .compact = true,
                                  .discard = HT_DISCARD_ON,
                                  .compress_inline = HT_INLINE_ALWAYS, /* of files that may be compressed: none */
+                                 .vault_programs = "mount-helpers/vault",
                                  .no_threads = true};
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
 

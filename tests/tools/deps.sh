@@ -29,7 +29,7 @@ packages=(
 	gcc libc6-dev make pkgconf ccache clang libclang-rt-dev
 	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev systemtap-sdt-dev check
 	fuse3 attr acl e2fsprogs fio procps util-linux xxd
-	gdb git rsync sqlite3 tar xz-utils stress-ng zsh
+	gdb git rsync sqlite3 tar xz-utils stress-ng zsh nbdkit libnbd-bin
 	clang-format shellcheck
 	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
 	python3-pip python3-setuptools python3-wheel python3-venv

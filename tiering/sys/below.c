@@ -3,7 +3,9 @@
  * below.c - see below.h.
  *
  * The kernel's numbers count (LOOP_GET_STATUS64), because the path that sysfs shows may lead to another file in this
- * mount namespace. Where the device cannot be opened, that path is the only hint.
+ * mount namespace. Where the device cannot be opened, that path is the only hint. Either way the kernel asks the file
+ * system of that file, which may not answer. It is none that our files lie on, as these have answered: so a thread
+ * asks, and nobody waits for it for long.
  */
 #include "tiering/sys/below.h"
 
@@ -12,14 +14,17 @@
 #include <glob.h>
 #include <linux/loop.h>
 #include <linux/magic.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SECTOR_BYTES 512u /* of sysfs */
+enum { ANSWER_S = 3 };    /* of the file system of another loop device's file */
 
 /* One line of /sys/dev/block/MAJOR:MINOR/name, without its end. */
 static bool read_line(dev_t number, const char *name, char *buf, size_t cap)
@@ -121,6 +126,45 @@ static bool ask_path(dev_t number, struct loop *out)
     return true;
 }
 
+struct question {
+    dev_t number;
+    bool known;
+    struct loop loop;
+};
+
+static void *answer(void *arg)
+{
+    struct question *q = arg;
+
+    q->known = ask_device(q->number, &q->loop) || ask_path(q->number, &q->loop);
+    return NULL;
+}
+
+/* False: it has no file, or one whose file system does not answer. The thread keeps the question then. */
+static bool ask(dev_t number, struct loop *out)
+{
+    struct question *q = malloc(sizeof(*q));
+    struct timespec until;
+    pthread_t thread;
+
+    if (q)
+        *q = (struct question){.number = number, .loop = *out};
+    if (!q || pthread_create(&thread, NULL, answer, q)) {
+        free(q);
+        return ask_device(number, out) || ask_path(number, out);
+    }
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ANSWER_S;
+    if (pthread_timedjoin_np(thread, NULL, &until)) {
+        (void)pthread_detach(thread);
+        return false;
+    }
+    bool known = q->known;
+    *out = q->loop;
+    free(q);
+    return known;
+}
+
 /* False: no loop device, or one without a file. */
 static bool loop_of(dev_t number, struct loop *out)
 {
@@ -129,7 +173,7 @@ static bool loop_of(dev_t number, struct loop *out)
         return false;
     out->offset = ht_block_number(number, "loop/offset");
     out->limit = ht_block_number(number, "loop/sizelimit");
-    return ask_device(number, out) || ask_path(number, out);
+    return ask(number, out);
 }
 
 /* ------------------------------------------------------------------- chain */
