@@ -9,7 +9,6 @@
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
-#include "tiering/shm/shm_priv.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { CHUNK = 64 << 10, CHUNKS = 12, SCOPE = 77 };
@@ -278,7 +277,7 @@ static void a_write_of_nothing(void)
 
 static void shared_memory_beyond_its_share(void)
 {
-    s->shm->share_bytes = MIB;
+    s->opts.shm_bytes = MIB;
 }
 
 static void an_image_in_shared_memory_of_none(void)
