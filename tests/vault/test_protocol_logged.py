@@ -202,4 +202,4 @@ def test_the_whole_story_logs_and_follows():
 
 @pytest.mark.parametrize('fault', FAULTS)
 def test_a_story_with_logged_steps_cut_at_each_verb_loses_nothing(fault):
-    cut_at_each_verb(LoggedStory, VERBS, fault, {'end-after': 1, 'lost-before': 4})
+    cut_at_each_verb(LoggedStory, VERBS, fault, {'end-before': 1, 'end-after': 4, 'lost-before': 4})
