@@ -410,15 +410,18 @@ class ManyStore(recovery.Store):
 
     def checked_once(self):
         """(seconds, most memory, processor seconds)"""
-        began = time.monotonic()
-        with subprocess.Popen([PROGRAMS / 'hitrain-fsck', '-n', '--no-data', self.image], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True) as fsck:
-            said = fsck.stdout.read()
-            _, status, used = os.wait4(fsck.pid, 0)
-            fsck.returncode = os.waitstatus_to_exitcode(status)
+        began, log, memory, ended = time.monotonic(), self.image.with_name('fsck'), 0, 0
+        with open(log, 'w') as out:
+            fsck = subprocess.Popen([PROGRAMS / 'hitrain-fsck', '-n', '--no-data', self.image], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        while not ended:    # what wait4 says of memory begins with that of this program
+            found = [line.split()[1] for line in pathlib.Path(f'/proc/{fsck.pid}/status').read_text().splitlines() if line.startswith('VmHWM')]
+            memory = int(found[0]) << 10 if found else memory
+            time.sleep(0.01)
+            ended, status, used = os.wait4(fsck.pid, os.WNOHANG)
+        fsck.returncode = os.waitstatus_to_exitcode(status)
         if fsck.returncode:
-            give_up(f'{self.chunks} chunks: fsck: exit {fsck.returncode}\n{said}')
-        return time.monotonic() - began, used.ru_maxrss << 10, used.ru_utime + used.ru_stime
+            give_up(f'{self.chunks} chunks: fsck: exit {fsck.returncode}\n{log.read_text()}')
+        return time.monotonic() - began, memory, used.ru_utime + used.ru_stime
 
 
 def many(b):
