@@ -132,7 +132,7 @@ class Fetch:
         self.engine = engine
         self.fetched = 0
         self.group, self.waiting = [], collections.deque()
-        self.path, self.state = b'', b''
+        self.path, self.state, self.size = b'', b'', 0
 
     def in_order(self, items):
         self.pool = concurrent.futures.ThreadPoolExecutor(FETCHERS)
@@ -155,9 +155,9 @@ class Fetch:
             return
         self.send()
         if isinstance(item, Entry):
-            self.path, self.state = item.path, b''
+            self.path, self.state, self.size = item.path, b'', item.size
         elif isinstance(item, State):
-            self.state = item.name
+            self.state, self.size = item.name, item.size
         # Names of entries without content do not end the look ahead.
         if self.waiting and self.waiting[-1][1] is None and len(self.waiting[-1][0]) < 64:
             self.waiting[-1][0].append(item)
@@ -172,7 +172,7 @@ class Fetch:
     def send(self):
         if self.group:
             name = os_text(self.path) + (f', state {self.state.decode()}' if self.state else '')
-            self.waiting.append((sum(p.stored for p in self.group), self.pool.submit(self.read, self.group, name)))
+            self.waiting.append((sum(p.stored for p in self.group), self.pool.submit(self.read, self.group, name, self.size)))
             self.group = []
 
     def finish(self):
@@ -186,8 +186,8 @@ class Fetch:
         yield from future.result()
         self.fetched += items
 
-    def read(self, group, name):
-        """Blocks of one file or state that are neighbours in a segment."""
+    def read(self, group, name, size):
+        """Blocks of one file or state of so many bytes that are neighbours in a segment."""
         first, last = group[0], group[-1]
         at, key = first.unit * UNIT_BYTES, key_segment(first.lease, first.n)
         end = last.unit * UNIT_BYTES + last.stored
@@ -198,10 +198,10 @@ class Fetch:
             data = self.engine.get(key, at, end - at, lend=True)
         except Missing:
             raise damage(first, 'it is gone') from None
-        return [Block(p.index, self.check(p, data[p.unit * UNIT_BYTES - at:][:p.stored], damage)) for p in group]
+        return [Block(p.index, self.check(p, data[p.unit * UNIT_BYTES - at:][:p.stored], size, damage)) for p in group]
 
     @staticmethod
-    def check(p, part, damage):
+    def check(p, part, size, damage):
         if len(part) < p.stored:
             raise damage(p, 'the segment is cut')
         if p.codec == PLANES:
@@ -211,7 +211,7 @@ class Fetch:
                 block = frames.decode(part, BLOCK_BYTES)
             except Damage as e:
                 raise damage(p, e) from None
-            if sum128(block) != p.raw_sum:
+            if len(block) != min(BLOCK_BYTES, size - p.index * BLOCK_BYTES) or sum128(block) != p.raw_sum:
                 raise damage(p, 'its frame has other content')
             return block
         raw_sum = sum128(part)

@@ -71,7 +71,7 @@ class ColdBuilder(Builder):
                 with self.doing('leave its blocks in the vault'):
                     raise
             for place in places:
-                block = self.fetch.read([place], 'state')[0]
+                block = self.fetch.read([place], 'state', self.size)[0]
                 self.fetch.fetched += len(block.data)
                 self.take_block(block)
             return

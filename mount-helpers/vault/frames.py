@@ -13,6 +13,7 @@ HEADER = struct.Struct('<B4s3sII4I')
 STORED, ZSTD = 1, 2
 PLANES_MAX = 4
 UNIT_BYTES = 4096
+MAGIC = b'\x28\xb5\x2f\xfd'    # of a frame of libzstd, which also takes older formats
 SAMPLE_BYTES = 16384            # of a plane: is it worth the time?
 # Numbers of parameters of libzstd, and the values that tiering/codec/frame.c has for planes: Huffman's code, and no search for strings.
 SETTINGS = {100: 1, 101: 17, 102: 6, 103: 6, 104: 1, 105: 7, 106: 0, 107: 1, 200: 1, 201: 0, 202: 0}
@@ -25,7 +26,8 @@ def _library():
         lib = ctypes.CDLL('libzstd.so.1')
     except OSError as e:
         raise Failure(f'compressed content needs libzstd.so.1, which is not installed: {e}') from None
-    for name, result, words in (('createCCtx', 'p', ''), ('createDCtx', 'p', ''), ('CCtx_setParameter', 'n', 'pii'), ('compressBound', 'n', 'n'),
+    for name, result, words in (('createCCtx', 'p', ''), ('createDCtx', 'p', ''), ('freeCCtx', 'n', 'p'), ('freeDCtx', 'n', 'p'),
+                                ('CCtx_setParameter', 'n', 'pii'), ('compressBound', 'n', 'n'),
                                 ('compress2', 'n', 'ppnpn'), ('decompressDCtx', 'n', 'ppnpn'), ('isError', 'i', 'n'),
                                 ('getFrameContentSize', 'u', 'pn'), ('findFrameCompressedSize', 'n', 'pn'),
                                 ('getDictID_fromFrame', 'i', 'pn')):
@@ -35,13 +37,29 @@ def _library():
     return lib
 
 
+class _Mine:
+    """What a thread keeps for libzstd until it ends."""
+
+    def __init__(self):
+        self.lib = _library()
+        self.decoder, self.encoder = self.lib.ZSTD_createDCtx(), None
+
+    def __del__(self):
+        if hasattr(self, 'decoder'):
+            self.lib.ZSTD_freeDCtx(self.decoder)
+            self.lib.ZSTD_freeCCtx(self.encoder)
+
+    def need_encoder(self):
+        if not self.encoder:
+            self.encoder = self.lib.ZSTD_createCCtx()
+            for name, value in SETTINGS.items():
+                self.lib.ZSTD_CCtx_setParameter(self.encoder, name, value)
+        return self.encoder
+
+
 def _mine():
-    """(library, encoder, decoder) of this thread, which keeps them."""
     if not hasattr(_local, 'mine'):
-        lib = _library()
-        _local.mine = lib, lib.ZSTD_createCCtx(), lib.ZSTD_createDCtx()
-        for name, value in SETTINGS.items():
-            lib.ZSTD_CCtx_setParameter(_local.mine[1], name, value)
+        _local.mine = _Mine()
     return _local.mine
 
 
@@ -54,7 +72,7 @@ def need():
 
 def _code(data):
     """data through libzstd, or None: it would hardly be shorter."""
-    lib, encoder, _ = _mine()
+    lib, encoder = _mine().lib, _mine().need_encoder()
     room = ctypes.create_string_buffer(lib.ZSTD_compressBound(len(data)))
     count = lib.ZSTD_compress2(encoder, room, len(room), data, len(data))
     if lib.ZSTD_isError(count) or count > len(data) - len(data) // 16 - 1:
@@ -85,10 +103,10 @@ def encode(block, width):
 # ---- decode ----
 
 def _decode(coded, length):
-    lib, _, decoder = _mine()
+    lib, decoder = _mine().lib, _mine().decoder
     out = ctypes.create_string_buffer(length)
     with Address(coded) as (at, count):
-        if (lib.ZSTD_getFrameContentSize(at, count) != length or lib.ZSTD_getDictID_fromFrame(at, count)
+        if (bytes(coded[:len(MAGIC)]) != MAGIC or lib.ZSTD_getFrameContentSize(at, count) != length or lib.ZSTD_getDictID_fromFrame(at, count)
                 or lib.ZSTD_findFrameCompressedSize(at, count) != count or lib.ZSTD_decompressDCtx(decoder, out, length, at, count) != length):
             raise Damage('its frame is damaged')
     return out.raw
