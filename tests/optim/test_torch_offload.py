@@ -777,6 +777,12 @@ def test_parameters_are_memory_of_a_store_without_an_option(shared_store, shared
     with hitrain.offload(again, shared_root, keep=KEEP, lr=LR, resume=True) as optimizer:
         assert all(f._is_passed for f in optimizer._mapped())
         assert_equal(wanted, values(again))
+    lent = shared_root.with_name('lent')
+    lent.mkdir()
+    os.setxattr(lent, 'user.hitrain.passthrough', b'on')
+    with pytest.raises(ValueError, match='async_step needs ordinary files, and .* is in the memory of the store'):
+        with hitrain.offload(made(tied=False), lent / 'model', keep=KEEP, lr=LR, async_step=True) as optimizer:
+            train(own, optimizer, 0, 1)
 
 
 def test_where_the_kernel_has_pages_of_its_own():

@@ -114,7 +114,7 @@ def _newest(root: str) -> Delta:
     for _ in range(_TRIES):
         steps = [int(name) for name in os.listdir(_folder(root))]
         if not steps:
-            return Delta(int(attribute(root, 'step') or 0), 0, int(attribute(root, 'delta_lineage')))
+            return Delta(int(attribute(root, 'step') or 0), 0, int(attribute(root, 'delta_lineage') or 0))
         with contextlib.suppress(FileNotFoundError):  # the chain was cut
             return _read(root, max(steps), changes=False)
     raise OSError(f'{_folder(root)}: steps go faster than they can be read')

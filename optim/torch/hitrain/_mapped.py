@@ -113,6 +113,7 @@ class MappedFile(ParameterFile):
     """fill: gives the tensor its first values, for one that has none yet. asks: for the store's memory, if the mount lends it."""
 
     keeps_memory = True
+    may_be_passed = True
 
     def __init__(self, root: str, name: str, tensor: torch.Tensor, grad_dtype: torch.dtype,
                  fill: Optional[Callable[[torch.Tensor], None]], asks: bool) -> None:
@@ -341,6 +342,9 @@ class MappedFile(ParameterFile):
         self._memory = Memory()
         self._memory.add(self._content)
         self._address, self._is_passed = ctypes.addressof(content), is_passed(fd)
+        if self._is_passed and not self.may_be_passed:
+            raise ValueError(f'async_step needs ordinary files, and {self.name} is in the memory of the store: another program asked for it, or '
+                             'it has user.hitrain.passthrough=on')
         if not self._is_passed:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
 

@@ -209,9 +209,10 @@ class Offloaded(Hooked):
         asks = not self._async and not self.redo  # memory that changes while forward reads it, and that makes each step a full one
         if self._shard:
             self._originals.append((p, p.data))
-        if self._copies:
-            return DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill, asks)
-        return MappedFile(self.root, name, p, grad_dtype, self._fill, asks)
+        f = DeviceFile(self._copies, self.root, name, p, grad_dtype, self._fill, asks) if self._copies else \
+            MappedFile(self.root, name, p, grad_dtype, self._fill, asks)
+        f.may_be_passed = not self._async
+        return f
 
     def _attach_empty(self, f: ParameterFile) -> None:
         if self._fill:
