@@ -287,10 +287,13 @@ static int check_cold(struct ht_fsck *f, size_t first, size_t end)
     struct ht_obj *obj = ht_obj_get(f->store, f->items[first].oid);
     struct ht_obj_stat st = {.scope = 0};
     char text[HT_NAME_BYTES_MAX + 1];
+    struct stat root;
 
     if (obj)
         ht_obj_stat(obj, &st);
     ht_obj_put(obj);
+    if (st.scope && ht_ns_getattr(f->ns, st.scope, &root)) /* deleted while open: a mount deletes the rest */
+        return 0;
     if (st.scope && ht_ns_getxattr(f->ns, st.scope, HT_XATTR_PREFIX "cold", text, sizeof(text)) > 0)
         return 0;
     bool in_model = st.scope && !ht_ns_is_frozen(f->ns, st.scope);
