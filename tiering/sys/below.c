@@ -140,8 +140,8 @@ static void *answer(void *arg)
     return NULL;
 }
 
-/* False: it has no file, or one whose file system does not answer. The thread keeps the question then. */
-static bool ask(dev_t number, struct loop *out)
+/* 1; 0: it has no file; -ETIMEDOUT: the file system of its file does not answer. The thread keeps the question then. */
+static int ask(dev_t number, struct loop *out)
 {
     struct question *q = malloc(sizeof(*q));
     struct timespec until;
@@ -153,11 +153,11 @@ static bool ask(dev_t number, struct loop *out)
         free(q);
         return ask_device(number, out) || ask_path(number, out);
     }
-    (void)clock_gettime(CLOCK_REALTIME, &until);
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ANSWER_S;
-    if (pthread_timedjoin_np(thread, NULL, &until)) {
+    if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until)) {
         (void)pthread_detach(thread);
-        return false;
+        return -ETIMEDOUT;
     }
     bool known = q->known;
     *out = q->loop;
@@ -165,12 +165,12 @@ static bool ask(dev_t number, struct loop *out)
     return known;
 }
 
-/* False: no loop device, or one without a file. */
-static bool loop_of(dev_t number, struct loop *out)
+/* 1; 0: no loop device, or one without a file; -ETIMEDOUT. */
+static int loop_of(dev_t number, struct loop *out)
 {
     *out = (struct loop){.offset = 0};
     if (!read_line(number, "loop/backing_file", out->path, sizeof(out->path)))
-        return false;
+        return 0;
     out->offset = ht_block_number(number, "loop/offset");
     out->limit = ht_block_number(number, "loop/sizelimit");
     return ask(number, out);
@@ -267,11 +267,12 @@ static int add_below(struct ht_below *b, unsigned at)
     l = malloc(sizeof(*l));
     if (!l)
         return -ENOMEM;
-    if (loop_of(up.device, l))
+    rc = loop_of(up.device, l);
+    if (rc > 0)
         rc = add_loop(b, &up, l);
-    else if (read_line(up.device, "partition", line, sizeof(line)))
+    else if (rc == 0 && read_line(up.device, "partition", line, sizeof(line)))
         rc = add_whole(b, &up);
-    else
+    else if (rc == 0)
         rc = add_slaves(b, &up);
     b->thing[at].bottom = b->count == before;
     free(l);
@@ -322,7 +323,7 @@ static bool shows(dev_t number, const struct ht_below *b, bool writing, struct h
 {
     struct stat st = {.st_mode = S_IFBLK, .st_rdev = number};
     struct loop *l = malloc(sizeof(*l));
-    bool counts = l && loop_of(number, l) && (writing || !l->reads_only);
+    bool counts = l && loop_of(number, l) > 0 && (writing || !l->reads_only);
 
     free(l);
     return counts && !is_in(b, number) && ht_below_find(&st, room) == 0 && bottoms_overlap(b, room);
