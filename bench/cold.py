@@ -4,8 +4,8 @@
 
 Run it with `make bench-cold`, as root; ONLY= takes some of the parts. Devices are of memory, with a speed of their own; slow ones and
 that of the vault have a latency, too (steady_device.c). So no disk of this machine is in the figures. They take processor time. The part
-paths needs that, so its fast device is a file that a cgroup limits. DEVICE=steady or limited takes one kind in all parts. What is compared
-takes turns, and figures are medians over runs. All of them go to cold.jsonl. Missed targets are named at the end.
+paths needs that, so its fast device is a file that a cgroup limits. DEVICE=steady or limited takes one kind in all parts. Sides that are compared
+take turns, and figures are medians over runs. All of them go to cold.jsonl. Missed targets are named at the end.
 
 vault   a cold model: its first read beside `get` of whole segments, its second one beside that of a local model; `restore --cold`
         beside a restore, its log; refusals when the program of the vault stands still
@@ -377,7 +377,7 @@ def state(b):
 # ---- many chunks ----
 
 class ManyStore(recovery.Store):
-    """A cold model whose blocks are in no segment: its log is real, and nothing else of it is there."""
+    """A cold model whose blocks are in no segment: its log is real, and nothing else is there."""
 
     def __init__(self, folder, chunks):
         (folder / 'mnt').mkdir(parents=True, exist_ok=True)

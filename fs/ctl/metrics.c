@@ -220,7 +220,7 @@ static const struct row rows[] = {
     FILE_("logical_bytes", GAUGE, file.size, "Size."),
     FILE_("stored_bytes", GAUGE, file.stored_bytes, "Space on devices."),
     FILE_("cold_bytes", GAUGE, file.cold_bytes, "Stored bytes in the vault."),
-    FILE_("cold_waits", COUNTER, file.cold_waits, "Reads and writes of it that waited for the vault."),
+    FILE_("cold_waits", COUNTER, file.cold_waits, "Reads and writes that waited for the vault."),
     FILE_("resident_bytes", GAUGE, file.resident_bytes, "In the DRAM tier."),
     FILE_("dirty_bytes", GAUGE, file.dirty_bytes, "In the DRAM tier and newer than the devices."),
     FILE_("chunk_bytes", GAUGE, file.chunk_bytes, "Size of a chunk."),

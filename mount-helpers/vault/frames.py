@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks as compressed frames, which the store reads, too (include/hitrain/format.h, struct ht_disk_planes): plane i has byte i of each
-element. A plane is stored as it is, or through libzstd. What is read is not believed. Any thread.
+element. A plane is stored as it is, or through libzstd. Bytes from a vault are not believed. Any thread.
 """
 import ctypes
 import struct

@@ -70,7 +70,7 @@ struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
     if (ht_list_empty(ready) || o->stopping)
         return NULL;
     struct ht_root *root = ht_list_entry(ready->next, struct ht_root, ready);
-    if (second && (w->away || is_unit_due(o)))
+    if (second && (w->away || w->is_spare || is_unit_due(o)))
         return NULL;
     if (second) {
         const struct ht_range *next = ht_opt_range_next(root, w->numa_index);

@@ -734,8 +734,6 @@ static void end_job(struct job *j, uint64_t ns)
 
 static void take_second(struct ht_worker *w, const struct job *now, struct job *j)
 {
-    if (w->is_spare)
-        return;
     lock(w->o);
     j->range = ht_opt_take_range(w, true);
     unlock(w->o);

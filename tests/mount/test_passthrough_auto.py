@@ -120,7 +120,7 @@ def test_gradients_go_through_windows_of_those_that_ask(lending, root):
 
 
 def test_the_daemon_has_no_more_memory(lending):
-    """The tier is full before, and the files take three quarters of it."""
+    """The tier is full before, and the files take three quarters."""
     mnt = lending.point
     through_the_tier(mnt)
     full = memory(lending)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * share.c - the share of memory: how much of it is in use, and by whom.
+ * share.c - the share of memory: how much is in use, and by whom.
  *
  * A share that is lent has no memory of its own. Before a file gets memory the DRAM tier gives as much to the system
  * (ht_arena_lend), and it takes that back when the file's memory is gone. So both together never have more than dram=.
@@ -58,10 +58,10 @@ int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, bool at_o
     struct ht_slice slice = {.last = at_once};
     uint64_t until_ns = ht_now_ns() + LEND_NS_MAX;
 
-    s->shm->used_bytes += bytes; /* at once, so that no other thread gives back what is lent for it */
+    s->shm->used_bytes += bytes; /* at once, so that no other thread gives back slots lent for it */
     for (enum ht_lend whom = HT_LEND_FREE; whom <= most; whom++)
         lend(s, whom, &slice, until_ns);
-    if (ht_arena_under_pressure(s->arena)) /* of what is left */
+    if (ht_arena_under_pressure(s->arena)) /* of the rest */
         s->waits.wakes.writeback = s->waits.wakes.any = true;
     if (!lacks(s))
         return 0;

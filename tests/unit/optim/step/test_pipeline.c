@@ -181,7 +181,7 @@ TEST_LOOP(a_step_reads_what_does_not_fit_and_no_more, 2)
         /* Some chunks may still be in the memory that other traffic uses. */
         uint64_t luck = w.dram_bytes - st.dram_protected_bytes, read = after.read_bytes - before.read_bytes;
         ck_assert(read <= rest && read >= rest - luck);
-        if (_i) /* a thread that found no room has some of it written */
+        if (_i) /* a thread that found no room has written a part */
             ck_assert_uint_le(after.written_bytes - before.written_bytes, rest + luck);
     }
     commit_and_check();

@@ -166,7 +166,7 @@ TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
     crash_and_expect(1, first);
 }
 
-/* All of it is one transaction: the log counts groups. */
+/* The whole is one transaction: the log counts groups. */
 TEST(a_commit_is_one_group_of_the_log)
 {
     begin();
