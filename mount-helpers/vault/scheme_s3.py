@@ -32,12 +32,12 @@ REMEDY = ('give its program credentials that may read, write, list and delete th
 
 class S3:
     def __init__(self, url):
-        if MISSING_MODULE:
-            raise NoProgram(f'Python lacks {MISSING_MODULE}: install python3-boto3, or boto3 with pip')
         parts = urllib.parse.urlsplit(url)
         query = dict(urllib.parse.parse_qsl(parts.query))
         if not parts.netloc or set(query) - {'endpoint', 'region'}:
             raise Failed('expected s3://BUCKET/PREFIX, perhaps with ?endpoint=URL&region=NAME')
+        if MISSING_MODULE:
+            raise NoProgram(f'Python lacks {MISSING_MODULE}: install python3-boto3, or boto3 with pip')
         self.bucket, self.prefix = parts.netloc, urllib.parse.unquote(parts.path).strip('/')
         self.prefix += '/' if self.prefix else ''
         self.query, self.client = query, self._connect(query)

@@ -105,7 +105,8 @@ __attribute__((constructor)) static void ask_for_f16c(void)
 static const struct ht_kernels *avx2(void)
 {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+        __builtin_cpu_supports("bmi2") && has_f16c)
         return &ht_kernels_avx2;
 #endif
     return NULL;
