@@ -144,9 +144,10 @@ bool ht_arena_is_external(const struct ht_arena *a, uint32_t slot);
 
 /*
  * Lends memory: the pages of two slots go back to the system, until ht_arena_take_back, and the arena is smaller
- * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, or
- * the rest would be too small, also for the protected set. *out_dirty: an image that has to be written first, or HT_SLOT_NONE. The memory must not
- * be registered with rings, and nothing populates it any more (ht_arena_stop_populating).
+ * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, none
+ * is free, or the rest would be too small, also for the protected set. *out_dirty: an image that has to be written
+ * first, or HT_SLOT_NONE. The memory must not be registered with rings, and nothing populates it any more
+ * (ht_arena_stop_populating).
  */
 enum ht_lend {
     HT_LEND_FREE,  /* slots without images */

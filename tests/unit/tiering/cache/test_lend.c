@@ -153,6 +153,21 @@ TEST(the_protected_set_follows)
     ck_assert_uint_eq(ht_arena_get(a, MIB, 0, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
 }
 
+TEST(a_free_pair_is_found_at_once)
+{
+    make(64, NULL);
+    uint32_t n[64], dirty;
+    for (int i = 0; i < 64; i++)
+        n[i] = get(MIB);
+    for (int i = 1; i < 32; i += 2) /* halves of pairs */
+        ht_arena_put(a, n[i]);
+    ck_assert(!ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ht_arena_put(a, n[20]);
+    ck_assert(ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ck_assert(!ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ck_assert_uint_eq(ht_arena_free_slots(a), 15);
+}
+
 /* So a request for a slot finds one, whatever was lent. */
 TEST(passing_images_keep_their_room)
 {
