@@ -178,7 +178,7 @@ static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
 static int grow_file(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, true);
+    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, 0);
 
     if (rc)
         return rc;
@@ -195,7 +195,7 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
     if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
         return 0;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    if (!ht_shm_has_share(s, more))
+    if (!ht_shm_may_use(s, s->shm->used_bytes + more))
         return -ENOSPC;
     if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
         return -ENOSPC;
