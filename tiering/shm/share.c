@@ -79,8 +79,10 @@ int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, uint64_t 
         lend(s, whom, &slice, until_ns);
     if (ht_arena_under_pressure(s->arena)) /* of what is left */
         s->waits.wakes.writeback = s->waits.wakes.any = true;
-    if (!lacks(s))
+    if (!lacks(s)) {
+        s->shm->owes &= s->shm->used_bytes > s->shm->share_bytes;
         return 0;
+    }
     ht_shm_give(s, bytes);
     return -ENOSPC;
 }

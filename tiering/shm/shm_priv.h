@@ -41,6 +41,7 @@ struct ht_shm_state {
         struct ht_list all;
         uint32_t count;
         uint64_t used_bytes;
+        bool owes;      /* the share, or what is lent of it, is less: an abort needed memory at once */
         uint64_t opens; /* so far */
     };
 };

@@ -157,6 +157,32 @@ TEST(a_file_grows_into_what_the_tier_has_clean)
     ht_obj_shm_close(o);
 }
 
+/* Whatever the tier can lend just then. The next that takes memory makes up for it. */
+TEST(an_abort_brings_back_all_content)
+{
+    enum { SCOPE = 7 };
+
+    start();
+    struct ht_obj *o = object(HT_CHUNK_BYTES, SCOPE), *other = written(MIB, 4);
+    put_all(o, 0, pattern(20 * MIB, 1), 20 * MIB);
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, NULL), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
+    struct ht_obj *dirty = written(37 * MIB, 3);
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    ck_assert_int_eq(ht_scope_shm_restore(s, SCOPE), 0);
+    expect_pattern(o, 20 * MIB, 1);
+    ck_assert_uint_lt(lent(), 20 * MIB);
+    ht_store_verify(s, true);
+    int second;
+    ck_assert_int_eq(ht_obj_shm_open_for(other, 0, &second), 0);
+    ck_assert_uint_ge(lent(), 21 * MIB);
+    check();
+    expect_pattern(dirty, 37 * MIB, 3);
+    ht_obj_shm_close(other);
+    ht_obj_shm_close(o);
+}
+
 /* One that would have to be written keeps no other waiting, and what was closed long ago comes back at once. */
 TEST(closed_memory_comes_back)
 {
