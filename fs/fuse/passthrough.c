@@ -45,10 +45,7 @@ static bool owns(struct ht_fuse *f, uint64_t ino, uint32_t user)
     return ht_ns_getattr(f->ns, ino, &st) == 0 && st.st_uid == user;
 }
 
-/*
- * O_ASYNC (HT_OPEN_PASSED) has no other meaning for files. It changes what others may do with the file, so it is heard
- * from those who may set the attribute, and from the owner of the mount.
- */
+/* O_ASYNC (HT_OPEN_PASSED) changes what others may do: who may set the attribute or owns the mount is heard. */
 static bool asks(struct ht_fuse *f, uint64_t ino, int flags, uint32_t user)
 {
     if (flags & HT_OPEN_PASSED && (!user || owns(f, ino, user) || owns(f, HT_NS_ROOT_INO, user)))

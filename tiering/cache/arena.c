@@ -635,18 +635,13 @@ static uint32_t free_pair(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
     return HT_SLOT_NONE;
 }
 
-static uint32_t next_pair(struct ht_arena *a)
-{
-    a->lend_at = (a->lend_at ? a->lend_at : a->slots / 2) - 1;
-    return 2 * a->lend_at;
-}
-
 bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty)
 {
     *out_dirty = HT_SLOT_NONE;
     if (!may_lend(a, whom == HT_LEND_ANY))
         return false;
-    uint32_t i = whom == HT_LEND_FREE ? free_pair(a) : next_pair(a);
+    a->lend_at = (a->lend_at ? a->lend_at : a->slots / 2) - 1;
+    uint32_t i = whom == HT_LEND_FREE ? free_pair(a) : 2 * a->lend_at;
     if (i == HT_SLOT_NONE || !clear(a, i, whom, out_dirty) || !clear(a, i + 1, whom, out_dirty) || !may_lend(a, false))
         return false;
     assert(a->slot[i].at % 2 == 0 && a->slot[i + 1].at == a->slot[i].at + 1);
