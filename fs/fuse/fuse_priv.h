@@ -218,8 +218,8 @@ void ht_atime_finish(struct ht_fuse *f);
  */
 void ht_passthrough_init(struct ht_fuse *f);
 void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn);
-/* Can an open with these flags be passed through? Those of a gradient are of its parameter ino. */
-bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags);
+/* Can this user's open with these flags be passed through? Those of a gradient are of its parameter ino. */
+bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags, uint32_t user);
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_MUST_CHECK;
 bool ht_passthrough_is_active(const struct ht_open *o);
 /* Are the opens of this inode, a file or a gradient, passed through? May wait for the I/O of another opener. */

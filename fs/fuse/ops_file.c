@@ -139,9 +139,12 @@ void ht_open_close_all(struct ht_fuse *f)
 }
 
 /* Would the open truncate bytes whose update is queued, or show memory of a step before the last one? */
-static bool open_waits(struct ht_fuse *f, uint64_t ino, const struct fuse_file_info *fi)
+static bool open_waits(fuse_req_t req, uint64_t ino, const struct fuse_file_info *fi)
 {
-    if (ht_passthrough_may_be(f, ino, fi->flags) && ht_optim_replaying(f->optim, ino))
+    struct ht_fuse *f = ht_fuse_of(req);
+
+    if (ht_optim_replaying(f->optim, ino) &&
+        (ht_passthrough_may_be(f, ino, fi->flags, fuse_req_ctx(req)->uid) || ht_passthrough_has(f, ino)))
         return true;
     return (fi->flags & O_TRUNC) && ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX);
 }
@@ -172,7 +175,7 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_job job = {.fn = job_open, .ino = ino, .flags = fi->flags, .may_end = true};
 
-    if (open_waits(ht_fuse_of(req), ino, fi))
+    if (open_waits(req, ino, fi))
         ht_job_run(req, HT_LANE_UPDATE, &job);
     else
         open_now(req, ino, fi);

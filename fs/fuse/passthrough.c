@@ -38,24 +38,33 @@ static bool has_value(struct ht_fuse *f, uint64_t ino, const char *name, const c
     return len == (ssize_t)strlen(value) && memcmp(is, value, (size_t)len) == 0;
 }
 
-/* O_ASYNC (HT_OPEN_PASSED) has no other meaning for files. */
-static bool asks(struct ht_fuse *f, uint64_t ino, int flags)
+static bool owns(struct ht_fuse *f, uint64_t ino, uint32_t user)
 {
-    return flags & HT_OPEN_PASSED || has_value(f, ino, HT_XATTR_PREFIX "passthrough", "on");
+    struct stat st;
+
+    return ht_ns_getattr(f->ns, ino, &st) == 0 && st.st_uid == user;
 }
 
-bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags)
+/* O_ASYNC (HT_OPEN_PASSED) changes what others may do: who may set the attribute or owns the mount is heard. */
+static bool asks(struct ht_fuse *f, uint64_t ino, int flags, uint32_t user)
 {
-    return f->passthrough.share_bytes && (!f->passthrough.lent || asks(f, ino, flags));
+    if (flags & HT_OPEN_PASSED && (!user || owns(f, ino, user) || owns(f, HT_NS_ROOT_INO, user)))
+        return true;
+    return has_value(f, ino, HT_XATTR_PREFIX "passthrough", "on");
 }
 
-static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, int flags)
+bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags, uint32_t user)
+{
+    return f->passthrough.share_bytes && (!f->passthrough.lent || asks(f, ino, flags, user));
+}
+
+static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, int flags, uint32_t user)
 {
     const struct ht_passthrough_case c = {
         .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
         .pinned = has_value(f, e->ino, HT_XATTR_PREFIX "pin", "dram"),
         .direct = flags & O_DIRECT,
-        .asked = asks(f, e->ino, flags),
+        .asked = asks(f, e->ino, flags, user),
         .lent = f->passthrough.lent,
         .frozen = ht_ns_is_frozen(f->ns, e->ino),
         .bytes = ht_obj_size(obj),
@@ -105,9 +114,11 @@ int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, str
     return 0;
 }
 
-static void use_memory(const struct ht_passthrough_file *e, struct fuse_file_info *fi)
+/* An opener that did not ask keeps the order of its reads with updates. */
+static void use_memory(fuse_req_t req, const struct ht_passthrough_file *e, struct fuse_file_info *fi)
 {
-    bool calls = fi->direct_io || (fi->flags & O_ACCMODE) != O_RDONLY;
+    bool calls = fi->direct_io || (fi->flags & O_ACCMODE) != O_RDONLY ||
+        !ht_passthrough_may_be(ht_fuse_of(req), e->ino, fi->flags, fuse_req_ctx(req)->uid);
 
     fi->backing_id = e->backing;
     fi->direct_io = calls;
@@ -124,8 +135,9 @@ static void look_again(fuse_req_t req, struct ht_passthrough_file *e, struct ht_
                        const struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    uint32_t user = fuse_req_ctx(req)->uid;
 
-    if (e->obj != obj || e->user != fuse_req_ctx(req)->uid || !wanted(f, e, obj, fi->flags))
+    if (e->obj != obj || e->user != user || !wanted(f, e, obj, fi->flags, user))
         (void)ht_passthrough_file_end(f, e);
     else if (e->stores && !ht_passthrough_may_store(fi->flags) && ht_passthrough_file_is_free(f, e)) {
         ht_obj_shm_expect_no_stores(e->obj);
@@ -149,7 +161,8 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     o->passthrough = e;
     if (e->active && !e->others)
         look_again(req, e, o->obj, fi);
-    if (!e->active && wanted(f, e, o->obj, fi->flags) && ht_passthrough_file_begin(req, e, o->obj, stores))
+    if (!e->active && wanted(f, e, o->obj, fi->flags, fuse_req_ctx(req)->uid) &&
+        ht_passthrough_file_begin(req, e, o->obj, stores))
         f->traffic->passthrough_fallbacks++;
     if (e->active && stores && !e->stores) {
         rc = ht_obj_shm_expect_stores(e->obj);
@@ -160,7 +173,7 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
         }
     }
     if (e->active && rc == 0) {
-        use_memory(e, fi);
+        use_memory(req, e, fi);
         f->traffic->passthrough_opens++;
         trace(f, o, HT_TRACE_OPEN, &mark);
     }
@@ -194,7 +207,7 @@ bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
 
     if (!e)
         return false;
-    done = wanted(f, e, obj, 0) && open_memory(f, obj, 0, &fd) == 0;
+    done = wanted(f, e, obj, 0, 0) && open_memory(f, obj, 0, &fd) == 0;
     if (done)
         ht_obj_shm_close(obj);
     ht_passthrough_file_leave(f, e);

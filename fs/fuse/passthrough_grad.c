@@ -77,7 +77,7 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hi
     if (!e)
         return false;
     if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) &&
-        ht_passthrough_may_be(f, ht_hidden_param(file), flags) && pass_window(req, e, bytes))
+        ht_passthrough_may_be(f, ht_hidden_param(file), flags, fuse_req_ctx(req)->uid) && pass_window(req, e, bytes))
         f->traffic->passthrough_fallbacks++;
     if (e->active) {
         fi->backing_id = e->backing;

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from calls import as_user, fails, settle
+from calls import NOBODY, as_user, fails, settle
 from conftest import MIB, wait_for
 from passthrough import HALF, ONE, PARAM, READ, SHARED, WRITE, command, floats, gradient, is_passed, make_model, stat
 
@@ -199,10 +199,31 @@ def test_another_user_gets_a_part_of_what_can_be_lent(lending):
     os.chmod(folder, 0o777)
     for i in range(2):
         (folder / f'f{i}').write_bytes(ONE * (5 * MIB))
-        os.chmod(folder / f'f{i}', 0o666)
+        os.chown(folder / f'f{i}', NOBODY, NOBODY)
     settle(lending.point)
 
     def both():
         fds = [os.open(folder / f'f{i}', ASK) for i in range(2)]
         return [int.from_bytes(fcntl.ioctl(fd, 2 << 30 | 4 << 16 | ord('h') << 8 | 3, bytes(4)), 'little') for fd in fds]
     assert as_user(both) == [1, 0]                              # 36 of 48 MiB
+
+
+def test_only_who_owns_the_file_or_the_mount_changes_its_mode(lending, root):
+    path, flags = root / 'w', os.O_RDONLY | os.O_ASYNC
+    os.chmod(path, 0o644)
+    assert as_user(lambda: is_passed(path, flags)) == 0
+    os.chown(path, NOBODY, NOBODY)
+    assert as_user(lambda: is_passed(path, flags)) == 1
+    at_rest(lending.point, path)
+    os.chown(path, 0, 0)
+    os.chown(lending.point, NOBODY, NOBODY)
+    assert as_user(lambda: is_passed(path, flags)) == 1
+
+
+def test_reads_of_those_that_did_not_ask_wait_for_updates(lending, root):
+    path = root / 'w'
+    with asked(path), open(path, 'rb', 0) as f:
+        for step in range(1, 21):
+            gradient(root, 'w', 1.0)
+            assert set(floats(os.pread(f.fileno(), PARAM, 0))) == {1.0 - step / 2}
+            command(root, 'commit')

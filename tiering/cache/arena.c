@@ -582,11 +582,19 @@ static void count_lent(struct ht_arena *a, uint32_t i, bool lent) HT_REQUIRES(HT
     ht_arena_set_protected_max(a, ht_max_u64(a->protected_max + after, before) - before);
 }
 
-static bool may_lend(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+bool ht_arena_may_lend(const struct ht_arena *a, uint64_t bytes)
 {
-    uint64_t left = ht_arena_bytes(a) - ht_min_u64(ht_arena_bytes(a), HT_ARENA_LEND_BYTES);
+    uint64_t all = (uint64_t)a->slots << HT_SLOT_SHIFT;
+    uint64_t left = all - ht_min_u64(all, ht_round_up(bytes, HT_ARENA_LEND_BYTES));
 
     return left >= LEFT_BYTES_MIN && a->sums.pinned_bytes <= ht_arena_pinned_max(left);
+}
+
+/* One pair more. Passing images keep their room: without any, no request for a slot would ever be met. */
+static bool may_lend(const struct ht_arena *a, bool any) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_arena_may_lend(a, ht_arena_lent_bytes(a) + HT_ARENA_LEND_BYTES) &&
+        (any || a->sums.protected_bytes <= ht_arena_protected_max(ht_arena_bytes(a) - HT_ARENA_LEND_BYTES));
 }
 
 /* Images of the slot go. True: it is free. */
@@ -609,14 +617,32 @@ static bool clear(struct ht_arena *a, uint32_t i, enum ht_lend whom, uint32_t *o
     return a->slot[i].state == HT_SLOT_FREE;
 }
 
+/* Of the node with most free slots first. Those whose other half is in use become the last of their list. */
+static uint32_t free_pair(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned parts = ht_pinned_parts(&a->memory), first = freest(a);
+
+    for (unsigned p = 0; p < parts; p++) {
+        struct ht_slot_list *list = &a->free[(first + p) % parts];
+        for (uint32_t k = list->count, i; k; k--) {
+            i = list->head;
+            if ((i ^ 1) < a->slots && a->slot[i ^ 1].state == HT_SLOT_FREE)
+                return i & ~1u;
+            ht_slot_list_del(a->slot, list, HT_LIST_ROOM, i);
+            ht_slot_list_add(a->slot, list, HT_LIST_ROOM, i);
+        }
+    }
+    return HT_SLOT_NONE;
+}
+
 bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty)
 {
     *out_dirty = HT_SLOT_NONE;
-    if (!may_lend(a))
+    if (!may_lend(a, whom == HT_LEND_ANY))
         return false;
     a->lend_at = (a->lend_at ? a->lend_at : a->slots / 2) - 1;
-    uint32_t i = 2 * a->lend_at;
-    if (!clear(a, i, whom, out_dirty) || !clear(a, i + 1, whom, out_dirty))
+    uint32_t i = whom == HT_LEND_FREE ? free_pair(a) : 2 * a->lend_at;
+    if (i == HT_SLOT_NONE || !clear(a, i, whom, out_dirty) || !clear(a, i + 1, whom, out_dirty) || !may_lend(a, false))
         return false;
     assert(a->slot[i].at % 2 == 0 && a->slot[i + 1].at == a->slot[i].at + 1);
     if (!ht_mem_give_back((char *)memory_of(a, i), HT_ARENA_LEND_BYTES))

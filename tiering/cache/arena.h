@@ -144,9 +144,10 @@ bool ht_arena_is_external(const struct ht_arena *a, uint32_t slot);
 
 /*
  * Lends memory: the pages of two slots go back to the system, until ht_arena_take_back, and the arena is smaller
- * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, or
- * the rest would be too small. *out_dirty: an image that has to be written first, or HT_SLOT_NONE. The memory must not
- * be registered with rings, and nothing populates it any more (ht_arena_stop_populating).
+ * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, none
+ * is free, or the rest would be too small, also for the protected set. *out_dirty: an image that has to be written
+ * first, or HT_SLOT_NONE. The memory must not be registered with rings, and nothing populates it any more
+ * (ht_arena_stop_populating).
  */
 enum ht_lend {
     HT_LEND_FREE,  /* slots without images */
@@ -157,6 +158,8 @@ bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty) H
 /* One pair is back. False: none is lent. */
 bool ht_arena_take_back(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 uint64_t ht_arena_lent_bytes(const struct ht_arena *a);
+/* Would the rest be large enough, if it lent so much in all? Images that are held, or waiting, may still prevent it. */
+bool ht_arena_may_lend(const struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 enum { HT_ARENA_LEND_BYTES = 2 << 20 };
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * commit_timer.c - the engine that commits changes outside scopes every few seconds.
+ * commit_timer.c - the engine that commits changes outside scopes every few seconds, and gives closed memory back.
  *
  * A commit waits for the devices that its content lies on, for those of the log, and for other threads' writes of its
  * images (data/health.h). The engine does not begin one that would wait for a device that does not answer:
@@ -90,16 +90,17 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     struct ht_store *s = ctx;
     struct ht_commit_timer *t = &s->engine->commit;
     uint64_t period_ns = s->opts.commit_ms * UINT64_C(1000000), now = ht_now_ns();
+    uint64_t pause_ns = period_ns ? period_ns : HT_SHM_GIVE_NS;
 
-    if (!period_ns)
+    if (!period_ns && !s->opts.shm_lent)
         return HT_STEP_IDLE;
     if (!t->next_ns)
-        t->next_ns = now + period_ns;
+        t->next_ns = now + pause_ns;
     if (now >= t->next_ns) {
-        if (!commit_if_answered(s, t, period_ns))
+        if (period_ns && !commit_if_answered(s, t, period_ns))
             return HT_STEP_BLOCKED;
         ht_shm_give_closed(s);
-        t->next_ns = ht_now_ns() + period_ns;
+        t->next_ns = ht_now_ns() + pause_ns;
     }
     b->at_ns = t->next_ns;
     return HT_STEP_IDLE;

@@ -35,12 +35,14 @@
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
+#define WAIT_NS_MAX UINT64_C(2000000000) /* an open waits so long for content that has to be written */
+
 bool ht_shm_reclaim(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
     bool done = ht_shm_try_free(o);
 
-    if (done || o->extra->shm->is_open)
+    if (done || o->extra->shm->is_open || !ht_shm_may_write(s))
         return done;
     o->refs++;
     int rc = ht_shm_scan_obj(o);
@@ -52,22 +54,45 @@ bool ht_shm_reclaim(struct ht_obj *o)
     return done;
 }
 
-/* The object that was closed first. */
-static struct ht_obj *oldest_closed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+/* The one that was closed first after that. */
+static const struct ht_shm *next_closed(const struct ht_store *s, uint64_t shut_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
-    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
-        if (!h->is_open)
-            return h->obj;
+    ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link)
+        if (!h->is_open && h->shut_ns > shut_ns)
+            return h;
     return NULL;
 }
 
+/* Frees the closed object that was closed first after *shut_ns, of those that can be freed; moves that there. */
+static bool reclaim_next(struct ht_store *s, uint64_t *shut_ns) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_shm *h;
+
+    while ((h = next_closed(s, *shut_ns))) {
+        *shut_ns = h->shut_ns;
+        if (ht_shm_reclaim(h->obj))
+            return true;
+    }
+    return false;
+}
+
+/* After a commit most can be freed without a write. */
 void ht_shm_give_closed(struct ht_store *s)
 {
-    struct ht_obj *o;
+    uint64_t old_ns = ht_now_ns() - HT_SHM_GIVE_NS, at = 0;
+    struct ht_slice slice = {0};
+    const struct ht_shm *h;
 
     ht_store_lock(s);
-    while (s->opts.shm_lent && !ht_arena_free_slots(s->arena) && (o = oldest_closed(s)) && ht_shm_reclaim(o))
-        ;
+    bool full = s->opts.shm_lent && !ht_arena_free_slots(s->arena);
+    while (full && (h = next_closed(s, at)) && (h->shut_ns < old_ns || !ht_arena_free_slots(s->arena))) {
+        at = h->shut_ns;
+        (void)ht_shm_try_free(h->obj);
+        ht_slice_next(s, &slice);
+    }
+    at = 0;
+    if (full && !ht_arena_free_slots(s->arena))
+        (void)reclaim_next(s, &at);
     ht_store_unlock(s);
 }
 
@@ -88,12 +113,12 @@ static uint64_t closed_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 }
 
 /* May release the lock. */
-static int take(struct ht_store *s, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+static int take(struct ht_store *s, uint64_t size, uint64_t until_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (s->shm->count == HT_SHM_IMAGES_MAX || !ht_shm_has_share(s, ht_shm_footprint(size)))
+    if (s->shm->count == HT_SHM_IMAGES_MAX || !ht_shm_may_use(s, s->shm->used_bytes + ht_shm_footprint(size)))
         return -ENOSPC;
     s->shm->count++;
-    int rc = ht_shm_take(s, ht_shm_footprint(size), HT_LEND_ANY, false);
+    int rc = ht_shm_take(s, ht_shm_footprint(size), HT_LEND_ANY, until_ns);
     s->shm->count -= rc != 0;
     return rc;
 }
@@ -102,18 +127,16 @@ static int take(struct ht_store *s, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
 static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint64_t size = o->size;
-    struct ht_obj *old;
+    uint64_t size = o->size, until_ns = ht_now_ns() + WAIT_NS_MAX, shut_ns = 0;
 
     /* No memory is taken from others for what does not fit even so. */
-    if (ht_shm_footprint(size) > s->shm->share_bytes ||
-        s->shm->used_bytes - closed_bytes(s) > s->shm->share_bytes - ht_shm_footprint(size))
+    if (!ht_shm_may_use(s, s->shm->used_bytes - closed_bytes(s) + ht_shm_footprint(size)))
         return -ENOSPC;
     struct ht_shm *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;
     int rc;
-    while ((rc = take(s, size)) && (old = oldest_closed(s)) && ht_shm_reclaim(old))
+    while ((rc = take(s, size, until_ns)) && ht_now_ns() < until_ns && reclaim_next(s, &shut_ns))
         ;
     if (rc) {
         free(h);
@@ -135,6 +158,7 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         return rc;
     }
     h->obj = o;
+    h->shut_ns = ht_now_ns();
     ht_list_add_tail(&s->shm->all, &h->link);
     ht_obj_extra(o)->shm = h;
     return 0;
@@ -309,6 +333,7 @@ void ht_obj_shm_close(struct ht_obj *o)
     struct ht_shm *h = o->extra->shm;
     assert(h && h->is_open);
     h->is_open = false;
+    h->shut_ns = ht_now_ns();
     ht_list_del(&h->link);
     ht_list_add_tail(&s->shm->all, &h->link);
     ht_obj_put_locked(o);

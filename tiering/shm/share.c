@@ -8,6 +8,7 @@
  */
 #include "tiering/base/list.h"
 #include "tiering/cache/arena.h"
+#include "tiering/data/health.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
@@ -15,12 +16,19 @@
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
-#define LEND_NS_MAX UINT64_C(2000000000)        /* an open waits so long for images that have to be written */
-enum { WRITTEN_AT_ONCE = 64, HELD_MAX = 4096 }; /* chunks; pairs that are looked at in one hold of the lock */
+enum { WRITTEN_AT_ONCE = 64, HELD_MAX = 4096 }; /* chunks; pairs that stay, in one hold of the lock */
 
 static bool lacks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return s->opts.shm_lent && ht_arena_lent_bytes(s->arena) < s->shm->used_bytes;
+}
+
+bool ht_shm_may_write(struct ht_store *s)
+{
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (s->dev[i] && ht_store_check_device(s, i) == HT_HEALTH_NOT_ANSWERING)
+            return false;
+    return true;
 }
 
 /* Writes an image, and dirty ones beside it. Releases the lock in between. */
@@ -45,26 +53,36 @@ static void lend(struct ht_store *s, enum ht_lend whom, struct ht_slice *slice, 
     uint64_t left = ht_min_u64(pairs * (whom == HT_LEND_ANY ? 2 : 1), slice->last ? HELD_MAX : UINT64_MAX);
     uint32_t dirty;
 
-    for (; left && lacks(s) && (slice->last || ht_now_ns() < until_ns); left--) {
-        if (!ht_arena_lend(s->arena, whom, &dirty) && dirty != HT_SLOT_NONE && whom == HT_LEND_ANY)
+    while (left && lacks(s) && (slice->last || ht_now_ns() < until_ns)) {
+        bool lent = ht_arena_lend(s->arena, whom, &dirty);
+        if (!lent && whom == HT_LEND_FREE)
+            break; /* none is left */
+        if (!lent && dirty != HT_SLOT_NONE && whom == HT_LEND_ANY && ht_shm_may_write(s))
             write_image(s, dirty);
+        left -= !lent;
         if (!slice->last)
             ht_slice_next(s, slice);
     }
 }
 
-int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, bool at_once)
+bool ht_shm_may_use(const struct ht_store *s, uint64_t bytes)
 {
-    struct ht_slice slice = {.last = at_once};
-    uint64_t until_ns = ht_now_ns() + LEND_NS_MAX;
+    return bytes <= s->shm->share_bytes && (!s->opts.shm_lent || ht_arena_may_lend(s->arena, bytes));
+}
+
+int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, uint64_t until_ns)
+{
+    struct ht_slice slice = {.last = !until_ns};
 
     s->shm->used_bytes += bytes; /* at once, so that no other thread gives back slots lent for it */
-    for (enum ht_lend whom = HT_LEND_FREE; whom <= most; whom++)
+    for (enum ht_lend whom = HT_LEND_FREE; whom <= most && ht_shm_may_use(s, s->shm->used_bytes); whom++)
         lend(s, whom, &slice, until_ns);
     if (ht_arena_under_pressure(s->arena)) /* of the rest */
         s->waits.wakes.writeback = s->waits.wakes.any = true;
-    if (!lacks(s))
+    if (!lacks(s)) {
+        s->shm->owes &= s->shm->used_bytes > s->shm->share_bytes;
         return 0;
+    }
     ht_shm_give(s, bytes);
     return -ENOSPC;
 }

@@ -175,13 +175,17 @@ static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
 
 /* ------------------------------------------------------------------ size */
 
-static int grow_file(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+/* owes: without memory from the tier it counts all the same, and the next that takes some makes up for it. */
+static int grow_file(struct ht_obj *o, uint64_t bytes, bool owes) HT_REQUIRES(HT_LOCK_STORE)
 {
+    struct ht_shm_state *shm = o->s->shm;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, true);
+    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, 0);
 
-    if (rc)
+    if (rc && !owes)
         return rc;
+    shm->used_bytes += rc ? more : 0;
+    shm->owes |= rc || shm->used_bytes > shm->share_bytes;
     rc = ht_shared_resize(&o->extra->shm->memory, bytes);
     if (rc)
         ht_shm_give(o->s, more);
@@ -195,11 +199,11 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
     if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
         return 0;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    if (!ht_shm_has_share(s, more))
+    if (!ht_shm_may_use(s, s->shm->used_bytes + more))
         return -ENOSPC;
     if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
         return -ENOSPC;
-    return grow_file(o, bytes);
+    return grow_file(o, bytes, false);
 }
 
 static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_LOCK_STORE)
@@ -218,7 +222,7 @@ static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_
 /* If it cannot grow, chunks after its end have no image and get none (attach): reading them fails. */
 void ht_shm_regrow(struct ht_obj *o, uint64_t bytes)
 {
-    if (o->extra->shm && bytes > o->extra->shm->memory.bytes && grow_file(o, bytes))
+    if (o->extra->shm && bytes > o->extra->shm->memory.bytes && grow_file(o, bytes, true))
         drop_images_behind(o, o->extra->shm->memory.bytes >> o->chunk_shift);
 }
 

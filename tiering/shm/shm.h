@@ -36,7 +36,11 @@ void ht_shm_note_stores(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_
 /* Of any object: frees the memory, which holds no images. */
 void ht_shm_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
-/* The DRAM tier gets memory that it has lent to closed objects, while it has no unused slot. */
+/*
+ * The DRAM tier, without an unused slot, gets memory that it has lent to closed objects: of all that were closed so
+ * long ago, and of others until it has a slot.
+ */
+#define HT_SHM_GIVE_NS UINT64_C(5000000000)
 void ht_shm_give_closed(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 
 /* ------------------------------------------------------------ dirty scan */

@@ -18,6 +18,7 @@ struct ht_shm {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         uint64_t open_id; /* of opens, when it was opened last, or programs might change it again */
         bool is_open;     /* holds a reference */
+        uint64_t shut_ns; /* while it is closed: when that began */
         bool stores;      /* while it is open: programs may change it without a call */
         uint32_t user;    /* while it is open: the user that it counts for; 0: none */
         /* the timer's scan */
@@ -40,6 +41,7 @@ struct ht_shm_state {
         struct ht_list all;
         uint32_t count;
         uint64_t used_bytes;
+        bool owes;      /* the share, or what is lent of it, is less: an abort needed memory at once */
         uint64_t opens; /* so far */
     };
 };
@@ -50,17 +52,17 @@ static inline uint64_t ht_shm_footprint(uint64_t bytes)
     return ht_round_up(bytes, HT_BLOCK_BYTES);
 }
 
-static inline bool ht_shm_has_share(const struct ht_store *store, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return bytes <= store->shm->share_bytes && store->shm->used_bytes <= store->shm->share_bytes - bytes;
-}
+/* Is the share so large, and does the tier keep enough when it lends all of that? */
+bool ht_shm_may_use(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Takes so many more bytes of the share, for memory that is made after this; and gives them, when it is gone. A share
- * that is lent comes from images up to most. at_once: does not release the lock, and waits for nothing. -ENOSPC
+ * that is lent comes from images up to most. until_ns 0: does not release the lock, and waits for nothing. -ENOSPC
  */
-int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, bool at_once)
+int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, uint64_t until_ns)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_shm_give(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+/* Does no device keep a thread waiting that writes images for their memory? */
+bool ht_shm_may_write(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* May this user have so many more images, of so many more bytes in all? */
 bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
     HT_REQUIRES(HT_LOCK_STORE);
@@ -80,8 +82,8 @@ int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
 /* Of any object: frees memory and images, unless it is open, or has dirty or held chunks. */
 bool ht_shm_try_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * Frees the memory of a closed object, unless it is in use again or cannot be written. Lock held; releases it in
- * between.
+ * Frees the memory of a closed object, unless it is in use again or cannot be written. Begins no write while a device
+ * does not answer. Lock held; releases it in between.
  */
 bool ht_shm_reclaim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 typedef bool (*ht_shm_wanted_fn)(const struct ht_shm *h, const void *ctx);

@@ -153,6 +153,36 @@ TEST(the_protected_set_follows)
     ck_assert_uint_eq(ht_arena_get(a, MIB, 0, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
 }
 
+TEST(a_free_pair_is_found_at_once)
+{
+    make(64, NULL);
+    uint32_t n[64], dirty;
+    for (int i = 0; i < 64; i++)
+        n[i] = get(MIB);
+    for (int i = 1; i < 32; i += 2) /* halves of pairs */
+        ht_arena_put(a, n[i]);
+    ck_assert(!ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ht_arena_put(a, n[20]);
+    ck_assert(ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ck_assert(!ht_arena_lend(a, HT_LEND_FREE, &dirty));
+    ck_assert_uint_eq(ht_arena_free_slots(a), 15);
+}
+
+/* So a request for a slot finds one, whatever was lent. */
+TEST(passing_images_keep_their_room)
+{
+    make(40, NULL);
+    for (uint32_t i = 0; i < 40; i++) {
+        uint32_t n = get(MIB);
+        if (i < 30)
+            ht_arena_protect(a, n);
+    }
+    ck_assert_uint_eq(lend(HT_LEND_CLEAN, 99), 0); /* the protected set has all that it may have */
+    ck_assert_uint_eq(lend(HT_LEND_ANY, 5), 5);
+    ck_assert_uint_le(ht_arena_sums(a)->protected_bytes, ht_arena_protected_max(30 * MIB));
+    ck_assert_uint_ne(ht_arena_get(a, MIB, HT_ARENA_FORCE, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+}
+
 /* Also of an arena whose last slot has no other half. */
 TEST(pairs_lie_side_by_side_on_each_node)
 {

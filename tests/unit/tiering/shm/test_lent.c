@@ -3,7 +3,9 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
+#include "tiering/object/object.h"
 #include "tiering/shm/shm.h"
+#include "tiering/shm/shm_priv.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -155,16 +157,75 @@ TEST(a_file_grows_into_what_the_tier_has_clean)
     ht_obj_shm_close(o);
 }
 
+/* Whatever the tier can lend just then. The next that takes memory makes up for it. */
+TEST(an_abort_brings_back_all_content)
+{
+    enum { SCOPE = 7 };
+
+    start();
+    struct ht_obj *o = object(HT_CHUNK_BYTES, SCOPE), *other = written(MIB, 4);
+    put_all(o, 0, pattern(20 * MIB, 1), 20 * MIB);
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, NULL), 0);
+    ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
+    struct ht_obj *dirty = written(37 * MIB, 3);
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    ck_assert_int_eq(ht_scope_shm_restore(s, SCOPE), 0);
+    expect_pattern(o, 20 * MIB, 1);
+    ck_assert_uint_lt(lent(), 20 * MIB);
+    ht_store_verify(s, true);
+    int second;
+    ck_assert_int_eq(ht_obj_shm_open_for(other, 0, &second), 0);
+    ck_assert_uint_ge(lent(), 21 * MIB);
+    check();
+    expect_pattern(dirty, 37 * MIB, 3);
+    ht_obj_shm_close(other);
+    ht_obj_shm_close(o);
+}
+
+/* One that would have to be written keeps no other waiting, and what was closed long ago comes back at once. */
+TEST(closed_memory_comes_back)
+{
+    start();
+    struct ht_obj *o[4], *rest = written(40 * MIB, 9);
+    for (unsigned i = 0; i < 4; i++) {
+        o[i] = written(4 * MIB, i);
+        ck_assert_int_eq(i ? ht_obj_sync(o[i]) : 0, 0);
+        ck_assert_int_eq(ht_obj_shm_open_for(o[i], 0, &fd), 0);
+        ht_obj_shm_close(o[i]);
+    }
+    ht_store_lock(s);
+    for (unsigned i = 0; i < 3; i++)
+        o[i]->extra->shm->shut_ns = i + 1;
+    ht_store_unlock(s);
+    ck_assert_uint_eq(lent(), 16 * MIB);
+    expect_pattern(rest, 40 * MIB, 9);
+    ht_shm_give_closed(s);
+    ck_assert_uint_eq(lent(), 8 * MIB);
+    expect_pattern(rest, 40 * MIB, 9);
+    ht_shm_give_closed(s); /* the last one */
+    expect_pattern(rest, 40 * MIB, 9);
+    ht_shm_give_closed(s); /* now one is written */
+    ck_assert_uint_eq(lent(), 0);
+    for (unsigned i = 0; i < 4; i++)
+        expect_pattern(o[i], 4 * MIB, i);
+    check();
+}
+
 /* Content that updates work on goes, and pinned content does not. */
 TEST(pinned_content_stays)
 {
     start();
-    struct ht_obj *pinned = object(HT_CHUNK_BYTES, 0), *o = written(24 * MIB, 2);
+    struct ht_obj *pinned = object(HT_CHUNK_BYTES, 0), *o = written(24 * MIB, 2), *closed = written(2 * MIB, 3);
     ht_obj_set_residency(pinned, HT_RESIDENCY_PINNED);
     put_synced(pinned, 0, pattern(12 * MIB, 1), 12 * MIB);
     ck_assert_uint_eq(stats().dram_pinned_bytes, 12 * MIB);
+    ck_assert_int_eq(ht_obj_shm_open_for(closed, 0, &fd), 0);
+    ht_obj_shm_close(closed);
+    uint64_t used = stats().dram_used_bytes;
     ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), -ENOSPC); /* half of 16 MiB is less than that */
-    ck_assert_uint_eq(lent(), 0);
+    ck_assert_uint_eq(lent(), 2 * MIB);
+    ck_assert_uint_eq(stats().dram_used_bytes, used); /* for it nothing went */
     expect_pattern(o, 24 * MIB, 2);
     ck_assert_int_eq(ht_obj_truncate(o, 16 * MIB), 0);
     ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
