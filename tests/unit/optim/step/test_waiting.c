@@ -7,7 +7,9 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
+#include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/step/step_priv.h"
 #include "tests/support/fault_scenario.h"
 
 enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
@@ -152,6 +154,46 @@ TEST(no_update_begins_while_a_file_is_published_alone)
     unlock(w.o);
     ck_assert(waits);
     ht_optim_published_alone(w.o, ROOT);
+    commit_and_check();
+}
+
+static uint64_t left_of(uint64_t id, bool running)
+{
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, id);
+    uint64_t left = running ? root->running : root->pending;
+    unlock(w.o);
+    return left;
+}
+
+/* Its file was deleted while a worker had the range, so nothing is fetched for it. */
+TEST(a_range_of_a_deleted_file_is_not_left_to_others)
+{
+    fixture_open_as(&w, "adamw lr=1e-2", 2);
+    for (unsigned i = 0; i < 2; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    lock(w.o);
+    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    root->hold = true;
+    unlock(w.o);
+    step_param(&w, &w.param[1]);
+    ck_assert_uint_eq(left_of(ROOT, false), 1);
+    lock(w.o);
+    struct ht_range *r = ht_opt_range_take(root, HT_NUMA_INDEX_ANY);
+    root->running++;
+    unlock(w.o);
+    fixture_delete(&w, 1);
+    ck_assert(ht_opt_leave_range(r, ht_opt_worker_main));
+    ck_assert_uint_eq(left_of(ROOT, false) + left_of(ROOT, true), 0);
+    lock(w.o);
+    root->hold = false;
+    ht_opt_root_ready(root);
+    unlock(w.o);
+    ht_obj_put(w.param[1].obj);
+    forget_model(&w.param[1]);
+    w.params = 1;
+    step_param(&w, &w.param[0]);
     commit_and_check();
 }
 
