@@ -7,7 +7,8 @@
  * in a second, a worker does a unit between two ranges.
  *
  * All workers may wait for one device, or for the vault. So one more, the spare, takes ranges of roots that no other
- * one works on, while none is idle: a device that does not answer holds up no model that has no content there.
+ * one works on, while none is idle: a device that does not answer holds up no model that has no content there. Hung
+ * reads keep their buffers, so some are kept for the spare.
  */
 #include <pthread.h>
 

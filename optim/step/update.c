@@ -171,6 +171,7 @@ static void begin_job(struct job *j, const struct ht_worker *w, bool second)
 {
     j->pin.nowait = second;
     j->pin.here = !w->away;
+    j->pin.spare = w->is_spare;
     int rc = ht_batch_pin_begin(&j->pin);
     if (rc == -EREMOTE && ht_opt_leave_range(j->range, ht_opt_worker_main)) {
         j->range = NULL;
