@@ -7,7 +7,8 @@
  * in a second, a worker does a unit between two ranges.
  *
  * All workers may wait for one device, or for the vault. So one more, the spare, takes ranges of roots that no other
- * one works on, while none is idle: a device that does not answer holds up no model that has no content there.
+ * one works on, while none is idle: a device that does not answer holds up no model that has no content there. Hung
+ * reads keep their buffers, so some are kept for the spare.
  */
 #include <pthread.h>
 
@@ -115,7 +116,8 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
 
 bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *))
 {
-    struct ht_root *root = r->param->root;
+    struct ht_param *p = r->param;
+    struct ht_root *root = p->root;
     struct ht_optim *o = root->o;
 
     lock(o);
@@ -124,12 +126,16 @@ bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *))
         if (pthread_create(&w[o->aways].thread, NULL, worker_main, &w[o->aways]))
             break;
     }
-    bool left = o->aways > 0;
+    bool left = p->gone || o->aways > 0;
     if (left) {
-        root->away = true;
+        root->away |= !p->gone;
         root->running--;
         ht_list_del(&root->ready);
         ht_opt_range_requeue(r);
+        if (p->gone) { /* its other ranges were cancelled when it was deleted */
+            ht_opt_cancel(p);
+            ht_opt_param_reclaim(p);
+        }
         notify_changed(o);
     }
     unlock(o);

@@ -147,7 +147,7 @@ static void describe_job(struct job *j, struct ht_worker *w)
         ht_opt_delta_lose(p->root);
         unlock(o);
     }
-    j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final};
+    j->pin = (struct ht_batch_pin){.store = o->store, .final = update && final, .here = !w->away, .spare = w->is_spare};
     j->work = work;
     j->second = r->stirred;
     j->summed = !j->second && ht_opt_range_summed(r);
@@ -167,10 +167,9 @@ static void describe_job(struct job *j, struct ht_worker *w)
     add_gradient(j);
 }
 
-static void begin_job(struct job *j, const struct ht_worker *w, bool second)
+static void begin_job(struct job *j, bool second)
 {
     j->pin.nowait = second;
-    j->pin.here = !w->away;
     int rc = ht_batch_pin_begin(&j->pin);
     if (rc == -EREMOTE && ht_opt_leave_range(j->range, ht_opt_worker_main)) {
         j->range = NULL;
@@ -741,7 +740,7 @@ static void take_second(struct ht_worker *w, const struct job *now, struct job *
         return;
     describe_job(j, w);
     if (ht_opt_delta_may_begin(w, now->notes, now->range->param->root, j->range->param->root))
-        begin_job(j, w, true);
+        begin_job(j, true);
 }
 
 /* Updates one range, and starts the reads of the next one in between. */
@@ -751,7 +750,7 @@ static void update_job(struct ht_worker *w, struct job *now, struct job *next)
 
     now->mark = ht_trace_begin();
     if (!now->begun && !now->err)
-        begin_job(now, w, false);
+        begin_job(now, false);
     if (!now->range)
         return;
     if (now->begun && !now->err)

@@ -48,6 +48,7 @@ struct ht_batch_pin {
     unsigned count;
     struct ht_batch_pin_chunk chunk[HT_BATCH_PIN_CHUNKS_MAX];
     bool nowait; /* do not wait for staging buffers: for a second batch pin of a thread */
+    bool spare;  /* buffers that others leave are for it: one in the store at a time */
     bool here;   /* -EREMOTE: content is in the vault, and it does not wait for that */
     bool final;  /* what changes is published as it is then: its images are written once the devices have time */
     struct ht_ring *ring_;

@@ -17,7 +17,7 @@
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16, FILL_SHARE = 4 };
 
 struct part {
-    unsigned total;
+    unsigned total, kept; /* kept: ht_staging_get leaves so many */
     HT_GUARDED_BY(HT_LOCK_STAGING) struct {
         void **stack[HT_NODES_MAX]; /* free buffers */
         unsigned height[HT_NODES_MAX], free;
@@ -102,6 +102,9 @@ int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_stagi
         ht_staging_free(p);
         return rc;
     }
+    struct part *update = &p->part[HT_STAGING_UPDATE];
+    if (update->total > HT_STAGING_REQUEST_MAX)
+        update->kept = (unsigned)ht_min_u64(update->total - HT_STAGING_REQUEST_MAX, HT_STAGING_REQUEST_MAX);
     *out_staging = p;
     return 0;
 }
@@ -122,13 +125,13 @@ void ht_staging_free(struct ht_staging *p)
     free(p);
 }
 
-/* Returns when count buffers are free, and all earlier requests have theirs. */
+/* Returns when count buffers are free beside those that are kept, and all earlier requests have theirs. */
 static void wait_turn(struct ht_staging *p, struct part *part, unsigned count) HT_REQUIRES(HT_LOCK_STAGING)
 {
     uint64_t ticket = part->ticket_next++;
 
     ht_activity_wait("staging buffers", 0);
-    while (ticket != part->ticket_serving || part->free < count)
+    while (ticket != part->ticket_serving || part->free < count + part->kept)
         ht_cond_wait(&part->changed, staging_lock(p));
     ht_activity_go_on();
     part->ticket_serving++;
@@ -141,13 +144,13 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
 {
     struct part *part = &p->part[which];
 
-    if (count > part->total)
+    if (count > part->total - part->kept)
         return -E2BIG;
     int rc = nowait ? ht_fault(HT_FAULT_CACHE_STAGING) : 0;
     if (rc)
         return rc;
     ht_mutex_lock(staging_lock(p));
-    bool at_once = part->ticket_serving == part->ticket_next && part->free >= count;
+    bool at_once = part->ticket_serving == part->ticket_next && part->free >= count + part->kept;
     if (!at_once && nowait)
         rc = -EAGAIN;
     else if (!at_once)
@@ -158,6 +161,21 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     if (!rc)
         ht_activity_hold_buffers((int)count);
     return rc;
+}
+
+int ht_staging_get_kept(struct ht_staging *p, unsigned count, int numa_index, void *out_bufs[])
+{
+    struct part *part = &p->part[HT_STAGING_UPDATE];
+
+    if (count > part->kept)
+        return ht_staging_get(p, HT_STAGING_UPDATE, count, false, numa_index, out_bufs);
+    ht_mutex_lock(staging_lock(p));
+    assert(part->free >= count);
+    for (unsigned i = 0; i < count; i++)
+        out_bufs[i] = pop(part, numa_index);
+    ht_mutex_unlock(staging_lock(p));
+    ht_activity_hold_buffers((int)count);
+    return 0;
 }
 
 void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)

@@ -143,14 +143,19 @@ static void look(struct ht_remote *r, const struct ht_remote_answer *a) HT_REQUI
 
     if (!r->config.uuid)
         return;
-    r->is_looked_at = !is_another;
+    if (!r->state.is_silent)
+        r->probe_at_ns = a->result == HT_REMOTE_AGAIN ? ht_now_ns() + AGAIN_MS_MAX * MS : 0;
+    if (a->result == HT_REMOTE_AGAIN)
+        return;
+    bool is_seen = a->result == HT_REMOTE_OK || a->result == HT_REMOTE_MISSING;
+    r->is_looked_at = is_seen && !is_another;
     r->is_to_look = false;
     if (is_another || a->result == HT_REMOTE_MISSING)
         report(r, is_another ? IS_ANOTHER : IS_GONE);
     else if (a->result == HT_REMOTE_OK && r->lack != IS_OLDER)
         report(r, LACKS_NOTHING);
-    if (is_another)
-        finish_queued(r, -ENXIO);
+    if (!r->is_looked_at)
+        finish_queued(r, is_another ? -ENXIO : -EIO);
 }
 
 /* A segment is missing. It is asked for once more, after a look at the vault. */
@@ -160,6 +165,7 @@ static void doubt(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES(HT_L
         g->is_doubted = true;
         g->state = QUEUED;
         r->is_looked_at = false;
+        r->probe_at_ns = 0;
         return;
     }
     if (r->lack != IS_GONE)
@@ -273,6 +279,11 @@ static bool has_queued(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
     return false;
 }
 
+static bool has_to_look(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
+{
+    return r->state.is_silent || (!r->is_looked_at && (r->is_to_look || has_queued(r)));
+}
+
 /* 0, or an error that ends the program. Those that somebody waits for go first. */
 static int ask_what_is_due(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOCK_REMOTE)
 {
@@ -283,8 +294,7 @@ static int ask_what_is_due(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOC
         for (struct ht_remote_get *g = r->first; g && !rc && slot_is_free(r, &slot); g = g->next)
             if (g->state == QUEUED && g->is_ahead == (ahead == 1) && g->not_before_ns <= now)
                 rc = ask(r, slot, g, now);
-    bool looks = !r->is_looked_at && (r->is_to_look || has_queued(r));
-    if (!rc && (looks || (r->state.is_silent && r->probe_at_ns <= now)) && !r->slots[r->config.slots].is_taken) {
+    if (!rc && has_to_look(r) && r->probe_at_ns <= now && !r->slots[r->config.slots].is_taken) {
         r->probe_at_ns = now + PROBE_S * SECOND;
         rc = ask(r, r->config.slots, NULL, now);
     }
@@ -402,7 +412,7 @@ static uint64_t next_ns(const struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_
     for (uint32_t i = 0; i <= r->config.slots; i++)
         if (r->slots[i].is_taken)
             at = ht_min_u64(at, r->slots[i].sent_ns + 2 * timeout_ns(r));
-    if (r->state.is_silent && !r->slots[r->config.slots].is_taken && r->probe_at_ns > now)
+    if (has_to_look(r) && !r->slots[r->config.slots].is_taken && r->probe_at_ns > now)
         at = ht_min_u64(at, r->probe_at_ns);
     if (!r->program.pid && is_needed(r))
         at = ht_min_u64(at, ht_max_u64(r->not_before_ns, now + LOOK_MS * MS));

@@ -16,6 +16,7 @@
  *
  * Identity: with a uuid in the configuration no get is sent before a look at the vault's own, and one without its
  * segment is sent again after another look. A vault that is gone or another is named once: gets fail with -ENXIO.
+ * A look that ends in an error fails those that wait, with -EIO, and the next get looks again.
  *
  * The program is not trusted: a wrong number, length or result ends it, and its memory never shrinks. What a get brings
  * may still be wrong or old. The caller checks it against a checksum of its own.

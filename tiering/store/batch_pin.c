@@ -39,6 +39,7 @@
 #include "tiering/store/store_priv.h"
 
 enum { N = HT_BATCH_PIN_CHUNKS_MAX, ADMIT_TRIES = 64, FREE_SHARE = 8 };
+static_assert(N <= (int)HT_STAGING_REQUEST_MAX, "the staging pool keeps enough for one");
 
 struct part {
     struct ht_chunk_io io; /* reading, then writing; its chunk is NULL while the part holds none */
@@ -255,7 +256,8 @@ static int take_buffers(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
         n += l->chunk[i].staged;
     if (!n)
         return 0;
-    int rc = ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, w->numa_index, bufs);
+    int rc = l->spare ? ht_staging_get_kept(l->store->staging, n, w->numa_index, bufs)
+                      : ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, w->numa_index, bufs);
     for (unsigned i = 0; !rc && i < l->count; i++)
         if (l->chunk[i].staged)
             l->chunk[i].data = w->part[i].staging = bufs[k++];

@@ -7,10 +7,14 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
+#include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/step/step_priv.h"
 #include "tests/support/fault_scenario.h"
+#include "tiering/cache/staging.h"
+#include "tiering/object/context.h"
 
-enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
+enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000, BUSY = 2, OTHER_ROOT = ROOT + 1, BUFS_MAX = 64 };
 
 static uint64_t resident_state(const struct test_param *p)
 {
@@ -152,6 +156,96 @@ TEST(no_update_begins_while_a_file_is_published_alone)
     unlock(w.o);
     ck_assert(waits);
     ht_optim_published_alone(w.o, ROOT);
+    commit_and_check();
+}
+
+static uint64_t left_of(uint64_t id, bool running)
+{
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, id);
+    uint64_t left = running ? root->running : root->pending;
+    unlock(w.o);
+    return left;
+}
+
+/* Another model of one parameter, which passes through staging buffers. */
+static struct ht_param_desc other_model(void)
+{
+    struct ht_optim_config config = fixture_config(w.config);
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(w.s), .chunk_bytes = HT_CHUNK_BYTES, .scope = OTHER_ROOT};
+    struct ht_param_desc desc = {OTHER_ROOT, NULL, HT_DTYPE_F32, HT_DTYPE_F32};
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(w.s, 100, &tx), 0);
+    ck_assert_int_eq(ht_optim_root_add(w.o, OTHER_ROOT, &config, tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert_int_eq(ht_obj_create(w.s, &attr, &desc.obj), 0);
+    ck_assert_int_eq(ht_obj_truncate(desc.obj, HT_CHUNK_BYTES), 0); /* without an image */
+    ht_obj_set_residency(desc.obj, HT_RESIDENCY_COLD);
+    return desc;
+}
+
+/* As when a device does not answer: its reads keep all workers and all buffers that they get. */
+TEST(the_spare_worker_has_buffers)
+{
+    fixture_open_as(&w, "adamw lr=1e-2", BUSY);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, BUSY * MIB_ELEMENTS, HT_CHUNK_BYTES);
+    struct ht_param_desc other = other_model();
+    struct ht_batch_pin pin = {.store = w.s, .count = BUSY};
+    struct ht_grad *g;
+    void *buf[BUFS_MAX];
+    unsigned bufs = 0;
+
+    for (unsigned i = 0; i < BUSY; i++)
+        pin.chunk[i] = (struct ht_batch_pin_chunk){.obj = p->obj, .index = i, .mode = HT_BATCH_PIN_READ};
+    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    step_param(&w, p);
+    WAIT_FOR(left_of(ROOT, true) == BUSY);
+    while (!ht_staging_get(w.s->staging, HT_STAGING_UPDATE, 1, true, HT_NUMA_INDEX_ANY, &buf[bufs]))
+        bufs++;
+    ck_assert_uint_gt(bufs, 0);
+    ck_assert_int_eq(ht_grad_open(w.o, &other, &g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, w.param[0].p, HT_CHUNK_BYTES), HT_CHUNK_BYTES);
+    close_grad(g);
+    ck_assert_int_eq(ht_optim_step(w.o, OTHER_ROOT), 0);
+    ck_assert_uint_eq(left_of(ROOT, true), BUSY);
+    while (bufs)
+        ht_staging_put(w.s->staging, HT_STAGING_UPDATE, buf[--bufs]);
+    ht_batch_pin_end(&pin, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    commit_and_check();
+    ht_obj_put(other.obj);
+}
+
+/* Its file was deleted while a worker had the range, so nothing is fetched for it. */
+TEST(a_range_of_a_deleted_file_is_not_left_to_others)
+{
+    fixture_open_as(&w, "adamw lr=1e-2", 2);
+    for (unsigned i = 0; i < 2; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    lock(w.o);
+    struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    root->hold = true;
+    unlock(w.o);
+    step_param(&w, &w.param[1]);
+    ck_assert_uint_eq(left_of(ROOT, false), 1);
+    lock(w.o);
+    struct ht_range *r = ht_opt_range_take(root, HT_NUMA_INDEX_ANY);
+    root->running++;
+    unlock(w.o);
+    fixture_delete(&w, 1);
+    ck_assert(ht_opt_leave_range(r, ht_opt_worker_main));
+    ck_assert_uint_eq(left_of(ROOT, false) + left_of(ROOT, true), 0);
+    lock(w.o);
+    root->hold = false;
+    ht_opt_root_ready(root);
+    unlock(w.o);
+    ht_obj_put(w.param[1].obj);
+    forget_model(&w.param[1]);
+    w.params = 1;
+    step_param(&w, &w.param[0]);
     commit_and_check();
 }
 

@@ -126,4 +126,31 @@ TEST(a_large_request_beside_a_crowd_is_served_in_turn)
     ht_staging_free(pool);
 }
 
+/* What a device that does not answer keeps leaves room for one batch pin elsewhere, also beside those who wait. */
+TEST_LOOP(some_buffers_are_kept, 2)
+{
+    unsigned all = _i ? 48 : 18, kept = _i ? 12 : 6;
+    atomic_bool go_back = true;
+    atomic_int turns = 0;
+    struct asker waits = {.count = 12, .go_back = &go_back, .turns = &turns};
+    void *mine[48], *bufs[MANY_MAX];
+
+    ck_assert_int_eq(ht_staging_new((uint64_t)all * 4 / 3 << 20, NULL, &pool), 0);
+    ck_assert_uint_eq(ht_staging_count(pool, HT_STAGING_UPDATE), all);
+    ck_assert_int_eq(get(all - kept + 1, false, mine), -E2BIG);
+    ck_assert_int_eq(get(all - kept, false, mine), 0);
+    ck_assert_int_eq(get(1, true, bufs), -EAGAIN);
+    pthread_create(&waits.thread, NULL, ask, &waits);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_staging_get_kept(pool, kept, HT_NUMA_INDEX_ANY, bufs), 0);
+        put(kept, bufs);
+    }
+    ck_assert_int_eq(atomic_load(&turns), 0);
+    put(all - kept, mine);
+    pthread_join(waits.thread, NULL);
+    ck_assert_int_eq(ht_staging_get_kept(pool, kept < 12 ? kept + 1 : kept, HT_NUMA_INDEX_ANY, bufs), 0);
+    put(kept < 12 ? kept + 1 : kept, bufs);
+    ht_staging_free(pool);
+}
+
 RUN_TESTS("staging", .timeout_s = 2 * PATIENCE_S)

@@ -307,6 +307,38 @@ TEST(a_vault_that_is_gone_or_another_or_lacks_segments_is_told)
     ht_remote_free(r);
 }
 
+/* No get goes to a vault that has not shown itself, whatever the looks end in. */
+TEST(a_look_that_fails_opens_no_vault)
+{
+    const uint8_t uuid[16] = {5, [15] = 9};
+    const char *faults = "again get vault\nfailed get vault\nfailed get vault\n";
+    char url[256];
+    struct ht_remote_config config = {
+        .url = url, .programs = "mount-helpers/vault", .timeout_ms = PATIENT_MS, .uuid = uuid, .missing = note_missing};
+    struct ht_remote_get g = range(0, 0, 100);
+    struct ht_remote *r;
+
+    snprintf(url, sizeof(url), "test:%s", folder);
+    write_segments(1);
+    write_file("~faults", faults, strlen(faults));
+    ck_assert_int_eq(mkdir(in_folder("vault"), 0700), 0);
+    write_header(6);
+    ck_assert_int_eq(ht_remote_new(&config, &r), 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(fetch(r, &g), -EIO);
+        ck_assert_str_eq(state_of(r).why, "the script says failed");
+    }
+    ck_assert_uint_eq(told_count, 0);
+    ck_assert_int_eq(fetch(r, &g), -ENXIO);
+    ck_assert(told_count == 1 && strstr(told, "another"));
+    ck_assert_uint_eq(silences + state_of(r).gets, 0);
+    ck_assert_uint_eq(state_of(r).starts, 1);
+    write_header(5);
+    ck_assert_int_eq(fetch(r, &g), 0);
+    expect_bytes(&g);
+    ht_remote_free(r);
+}
+
 static bool stops(void *ctx)
 {
     _Atomic unsigned *asked = ctx;
