@@ -55,7 +55,6 @@ void ht_shm_verify(struct ht_store *s, bool idle)
     /* The memory of an object counts before it is made. */
     assert(s->shm->count >= count && s->shm->used_bytes >= used_bytes);
     assert(!idle || (s->shm->count == count && s->shm->used_bytes == used_bytes));
-    assert(s->shm->owes ||
-           s->shm->used_bytes <= (s->opts.shm_lent ? s->shm->share_bytes : s->opts.shm_bytes));
+    assert(s->shm->owes || s->shm->used_bytes <= (s->opts.shm_lent ? s->shm->share_bytes : s->opts.shm_bytes));
     assert(!idle || !s->opts.shm_lent || s->shm->owes || used_bytes <= ht_arena_lent_bytes(s->arena));
 }
