@@ -29,7 +29,7 @@ import sys
 import time
 
 import recovery
-from common import BUILD, PROGRAMS, SteadyDevice, Table, begin, check_elements, give_up, machine, run, wait_for
+from common import BUILD, PROGRAMS, SteadyDevice, Table, begin, check_elements, give_up, machine, parts_of, run, wait_for
 from step import FILES, MIB, SETUP_SECONDS_MAX, Device, Store
 from step_devices import BYTES, DRAM, timed_steps
 from vault import CTL, Vault, contents, seconds_of, write_file
@@ -469,20 +469,16 @@ def parse_args():
 def main():
     args = parse_args()
     check_elements(args, FILES)
-    unknown = set(args.only.split(',')) - set(PARTS)
-    if unknown:
-        give_up(f'there is no part {" ".join(unknown)}')
+    parts = parts_of(args.only, PARTS)
     b = Bench(args, begin('cold'))
     print(f'bench-cold: {args.elements / 1e6:.0f} million f32 parameters, AdamW, {args.runs} runs; fast devices {args.limit / MIB:.0f} MiB/s each '
           f'way, slow ones and the vault {args.slow_limit / MIB:.0f} and {args.latency_us / 1000:g} ms\n  {machine()}', flush=True)
-    for part in args.only.split(','):
+    for part in parts:
         PARTS[part](b)
-    out = BUILD / 'bench/cold.jsonl'
-    out.write_text(''.join(json.dumps(r) + '\n' for r in b.rows))
     for row in b.rows:
         if not row.get('met', True):
             print(f'  missed: {row["what"]}: {row["value"]:.4g}, target {row["target"]:g}')
-    print(f'  {b.missed} targets missed, {time.monotonic() - b.began:.0f} s; all figures: {out}')
+    b.end(BUILD / 'bench/cold.jsonl')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of the benches: programs that must succeed, loop devices, limits on their speed."""
 import atexit
+import json
 import os
 import pathlib
 import shutil
@@ -49,6 +50,15 @@ def check_elements(args, files):
     unit = files * (1 << 20) // 4
     if args.elements % unit:
         give_up(f'--elements must be a multiple of {unit}')
+
+
+def parts_of(only, parts):
+    """Names of parts, with commas between."""
+    names = only.split(',')
+    unknown = set(names) - set(parts)
+    if unknown:
+        give_up(f'there is no part {" ".join(unknown)}')
+    return names
 
 
 def run(*args, seconds_max=SECONDS_MAX, **kw):
@@ -217,3 +227,8 @@ class Table:
             text += f'  target: at {"most" if most else "least"} {target:g}{"" if met else "   MISSED"}'
         self.rows.append(row)
         print(text, flush=True)
+
+    def end(self, out):
+        """All figures go to the file."""
+        out.write_text(''.join(json.dumps(r) + '\n' for r in self.rows))
+        print(f'  {self.missed} targets missed, {time.monotonic() - self.began:.0f} s; all figures: {out}')

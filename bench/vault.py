@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from common import BUILD, PROGRAMS, begin, check_elements, give_up, is_mounted, machine, run, wait_for
+from common import BUILD, PROGRAMS, begin, check_elements, give_up, is_mounted, machine, parts_of, run, wait_for
 from step import FILES, KEPT_SHARE, MIB, SETUP_SECONDS_MAX, Device
 import step_follow
 import steps
@@ -425,18 +425,14 @@ def parse_args():
 def main():
     args = parse_args()
     check_elements(args, FILES)
-    unknown = set(args.only.split(',')) - set(PARTS)
-    if unknown:
-        give_up(f'there is no part {" ".join(unknown)}')
+    parts = parts_of(args.only, PARTS)
     b = Bench(args, begin('vault'))
     print(f'bench-vault: {args.elements / 1e6:.0f} million f32 parameters in {FILES} files, AdamW, {args.runs} runs, store limited to '
           f'{args.limit / MIB:.0f} MiB/s each way, vault to {args.vault_limit / MIB:.0f}\n  {machine()}', flush=True)
     b.store.format()
-    for part in args.only.split(','):
+    for part in parts:
         PARTS[part](b)
-    out = BUILD / 'bench/vault.jsonl'
-    out.write_text(''.join(json.dumps(r) + '\n' for r in b.rows))
-    print(f'  {b.missed} targets missed, {time.monotonic() - b.began:.0f} s; all figures: {out}')
+    b.end(BUILD / 'bench/vault.jsonl')
 
 
 if __name__ == '__main__':
