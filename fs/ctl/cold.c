@@ -112,7 +112,7 @@ static int set_places(void *ctx, struct ht_obj *obj)
     unsigned aborts = ht_obj_aborts(obj);
 
     ht_mutex_lock(ht_ctl_cold_lock(p->ctl));
-    int rc = is_cold(p->ctl, p->root) ? ht_obj_set_places_since(obj, aborts, p->place, p->count) : -EINVAL;
+    int rc = is_cold(p->ctl, p->root) ? ht_obj_set_places(obj, aborts, p->place, p->count) : -EINVAL;
     ht_mutex_unlock(ht_ctl_cold_lock(p->ctl));
     return rc;
 }

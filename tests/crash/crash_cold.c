@@ -102,7 +102,7 @@ static void play(struct harness *k)
                                      .stored = MIB,
                                      .checksum = ht_hash64(content + i * MIB, MIB, 0)};
     ck_assert_int_eq(ht_store_set_vault(k->store, uuid, folder), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, p, BLOCKS), 0);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), p, BLOCKS), 0);
     commit(k, root);
     acknowledge(k, PLACED);
     ck_assert_int_eq(ht_store_checkpoint(k->store), 0);

@@ -321,7 +321,7 @@ static void op_place(struct work *w)
         if (is_free)
             fill(w, i * (uint64_t)MIB, ht_min_u64(w->now.size, (i + 1) * (uint64_t)MIB), 777);
         struct ht_obj_place p = put_block(w, i);
-        ck_assert_int_eq(ht_obj_set_places(o, &p, 1), is_free ? 0 : -EEXIST);
+        ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), is_free ? 0 : -EEXIST);
         if (is_free)
             note_change(w, i, 'C');
     }
@@ -397,7 +397,7 @@ static void op_demote(struct work *w)
         if (w->now.at[i] == 'H')
             continue;
         struct ht_obj_place p = put_block(w, i);
-        ck_assert_int_eq(ht_obj_set_places(o, &p, 1), 0);
+        ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), 0);
         w->committed.at[i] = w->now.at[i] = 'C';
     }
     ht_obj_put(o);

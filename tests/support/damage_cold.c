@@ -76,7 +76,7 @@ static void make_cold(struct harness *k, const struct damage_ids *ids, const cha
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_int_eq(ht_obj_truncate(o, size), 0);
     ck_assert_int_eq(ht_scope_commit(k->store, ids->model, &lsn), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, &place, 1), 0);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &place, 1), 0);
     if (marked)
         ck_assert_int_eq(ht_ns_setxattr(k->ns, ids->model, "user.hitrain.cold", "job@1", 5, 0), 0);
     ck_assert_int_eq(ht_scope_commit(k->store, ids->model, &lsn), 0);

@@ -40,12 +40,11 @@ struct ht_obj_place {
  * Chunks that have nothing get these places, unpublished as any change. The bytes up to the object's end count. A call
  * that returns fewer than count, or an error, has done those before. -ENXIO: there is no vault. -EINVAL: no segment has
  * such a place, the object is too short or has small chunks, or it belongs to no model root. -EEXIST: a chunk has
- * content. -EBUSY: programs map the object. -ENOSPC: in the log. WAITS.
+ * content. -EBUSY: programs map the object. -ENOSPC: in the log. -ESTALE: an abort of its root began since
+ * ht_obj_aborts said so many. WAITS.
  */
-int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count) HT_MUST_CHECK;
-/* The same; -ESTALE: an abort of its root began since ht_obj_aborts said so many. */
-int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place,
-                            unsigned count) HT_MUST_CHECK;
+int ht_obj_set_places(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place,
+                      unsigned count) HT_MUST_CHECK;
 /* The places of the first chunks from index on that lie in the vault; at most cap. */
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap);
 /* Lies no content of the scope in the vault, also after a crash? An error of the log: false. WAITS. */

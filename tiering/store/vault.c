@@ -162,7 +162,7 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     return rc;
 }
 
-int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place, unsigned count)
+int ht_obj_set_places(struct ht_obj *o, unsigned aborts, const struct ht_obj_place *place, unsigned count)
 {
     struct ht_scope *sc;
     bool frames = false;
@@ -185,11 +185,6 @@ int ht_obj_set_places_since(struct ht_obj *o, unsigned aborts, const struct ht_o
         rc = set_place(o, &place[i]);
     ht_obj_unlock_after_change(o, sc);
     return rc;
-}
-
-int ht_obj_set_places(struct ht_obj *o, const struct ht_obj_place *place, unsigned count)
-{
-    return ht_obj_set_places_since(o, ht_obj_aborts(o), place, count);
 }
 
 static struct ht_obj_place place_of(const struct ht_ref *ref, uint64_t index)

@@ -75,7 +75,7 @@ static struct ht_obj *cold_object(void)
     for (unsigned i = 0; i < BLOCKS; i++)
         p[i] = place(i);
     ck_assert_int_eq(ht_obj_truncate(o, size), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, p, BLOCKS), 0);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), p, BLOCKS), 0);
     return o;
 }
 
@@ -245,11 +245,11 @@ TEST(places_that_no_segment_has_are_refused)
     fresh_vault(false);
     struct ht_obj *o = object(MIB, ROOT), *small = object(HT_SMALL_CHUNK_BYTES, ROOT), *outside = object(MIB, 0);
     struct ht_obj_place good = place(0), p;
-#define REFUSED(change)                                         \
-    do {                                                        \
-        p = good;                                               \
-        change;                                                 \
-        ck_assert_int_eq(ht_obj_set_places(o, &p, 1), -EINVAL); \
+#define REFUSED(change)                                                           \
+    do {                                                                          \
+        p = good;                                                                 \
+        change;                                                                   \
+        ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), -EINVAL); \
     } while (0)
 
     REFUSED(p.index = 0); /* the object is empty */
@@ -269,14 +269,14 @@ TEST(places_that_no_segment_has_are_refused)
     REFUSED(p.index = 2);
     REFUSED(p.index = UINT64_MAX);
     ck_assert_int_eq(ht_obj_truncate(small, MIB), 0);
-    ck_assert_int_eq(ht_obj_set_places(small, &good, 1), -EINVAL);
+    ck_assert_int_eq(ht_obj_set_places(small, ht_obj_aborts(small), &good, 1), -EINVAL);
     ck_assert_int_eq(ht_obj_truncate(outside, MIB), 0);
-    ck_assert_int_eq(ht_obj_set_places(outside, &good, 1), -EINVAL);
-    ck_assert_int_eq(ht_obj_set_places(o, &good, 1), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, &good, 1), -EEXIST);
+    ck_assert_int_eq(ht_obj_set_places(outside, ht_obj_aborts(outside), &good, 1), -EINVAL);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &good, 1), 0);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &good, 1), -EEXIST);
     put_all(o, MIB, (const uint8_t *)"x", 1);
     p = place(1);
-    ck_assert_int_eq(ht_obj_set_places(o, &p, 1), -EEXIST);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), -EEXIST);
     ck_assert_uint_eq(cold_bytes(), MIB);
 }
 
@@ -309,12 +309,12 @@ TEST(a_vault_is_one_and_must_be_known)
 
     ck_assert_int_eq(ht_store_vault(s, &info), -ENXIO);
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, &p, 1), -ENXIO);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), -ENXIO);
     ck_assert_int_eq(ht_store_set_vault(s, uuid, "ftp"), -EINVAL);
     ck_assert(!(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_COLD));
     ck_assert_int_eq(ht_store_set_vault(s, other, "/tmp/before"), 0);
     ck_assert_int_eq(ht_store_set_vault(s, uuid, url), 0);
-    ck_assert_int_eq(ht_obj_set_places(o, &p, 1), 0);
+    ck_assert_int_eq(ht_obj_set_places(o, ht_obj_aborts(o), &p, 1), 0);
     ck_assert_int_eq(ht_store_set_vault(s, other, url), -EBUSY);
     ck_assert_int_eq(ht_store_set_vault(s, uuid, "/tmp/elsewhere"), 0);
     ck_assert_int_eq(ht_store_vault(s, &info), 0);
