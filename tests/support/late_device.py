@@ -338,6 +338,8 @@ class LateDevice:
         while True:
             with self.lock:
                 self.enter()
+                if self.is_broken:
+                    join(self.host_clock, event.clock)  # no copy runs any more
                 self.refuse_broken()
                 try:
                     self.run(event.stream, event.position)

@@ -62,9 +62,7 @@ class DeviceFile(MappedFile):
         if not discard:
             self.attach()
         with self._lock:
-            if self._is_direct and self._loaded is not None:
-                with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
-                    self._loaded.synchronize()  # code may change the mapping now
+            self._end_reading()
             if not discard:
                 self._write_back()
             if not keep_copy:
@@ -163,9 +161,16 @@ class DeviceFile(MappedFile):
 
     def _take_mapping(self) -> None:
         with self._lock:
+            self._end_reading()
             self._free()
         super()._take_mapping()
         self._version = self.tensor._version
+
+    def _end_reading(self) -> None:
+        """The device reads the mapping no more: code may change it."""
+        if self._is_direct and self._loaded is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that is broken, and copies no more
+                self._loaded.synchronize()
 
     def _wait(self) -> None:
         stream = self.copies.wait(self._loaded, self._there)
