@@ -7,6 +7,7 @@ takes longer hangs. Then the stacks of all threads of its processes are added to
 """
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -44,6 +45,19 @@ def seconds(name):
     if not name.startswith('tests/') or os.environ.get('HITRAIN_LONG'):
         return LONG_SECONDS
     return SPARE_SECONDS + TIMES * usual(name)
+
+
+def wait(process, seconds_max):
+    """The exit status, or None if the process runs longer, and (user, system) seconds of processors, with those of its ended children."""
+    fd = os.pidfd_open(process.pid)
+    try:
+        if not select.select([fd], [], [], seconds_max)[0]:
+            return None, (0, 0)
+    finally:
+        os.close(fd)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, (used.ru_utime, used.ru_stime)
 
 
 def fields_of(pid):

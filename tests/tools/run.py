@@ -108,6 +108,7 @@ class Runner:
         self.flaky = []
         self.ran = 0
         self.seconds = {}  # that each took
+        self.processor = {}  # (user, system) seconds that each used
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         # The python3 of a version manager is a shell script: 0.1 s of a processor, ten times as much as Python's own start.
@@ -139,7 +140,9 @@ class Runner:
             return
         with self.counting:
             self.seconds[name] = seconds
-            print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip(), flush=True)
+            user, system = self.processor.pop(name, (0, 0))
+            used = f'  ({user:.0f} s user, {system:.0f} s system)' if user + system >= limits.USUAL_SECONDS_MIN else ''
+            print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip() + used, flush=True)
 
     # -- doing --
 
@@ -152,14 +155,14 @@ class Runner:
         with tempfile.TemporaryFile() as out:  # a pipe would be held by whatever leaves the session
             proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
             self.sessions.add(proc.pid)
-            try:
-                status, late = proc.wait(limits.seconds(name)), ''
-            except subprocess.TimeoutExpired:
+            status, used = limits.wait(proc, limits.seconds(name))
+            late = ''
+            if status is None:
                 late = f'\nstopped: still running after {limits.seconds(name):.0f} s\n'
                 limits.end_with_stacks(proc, out)
                 status = 124
-            finally:
-                self.sessions.discard(proc.pid)
+            self.processor[name] = used
+            self.sessions.discard(proc.pid)
             out.seek(0)
             return status, out.read().decode('utf-8', 'replace') + late, time.monotonic() - begin
 
