@@ -312,7 +312,7 @@ def beside(b):
                     if n:    # the first one brings content into memory
                         took[side, what][i].append(seconds)
     for n in range(args.runs):
-        for side in sorted(sides, reverse=n % 2):
+        for side in sorted(sides, reverse=n % 2 == 0):
             with sides[side]:
                 measure(side)
     for (side, what), (without, beside_it) in took.items():

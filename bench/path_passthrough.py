@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from common import BUILD, TOP, give_up, run
+from common import BUILD, PROGRAMS, TOP, give_up, run
 from path_sides import GIB, MIB, strace_counts
 
 MODEL = 'model'
@@ -74,13 +74,15 @@ def prefetching(bench, sets, run_number):
                 bench.devices.slow(True)
                 return side.measure('read', '', **s.words())
             side.remount(DRAM, SHARE, touched=True)
+            run(PROGRAMS / 'hitrainctl', 'background', 'pause', side.point)   # it reads the device, too
             bench.devices.slow(True)
             before = bench.devices.counters(side.name)
             result = side.measure('prefetch', folder(s), **s.words())
-            after = bench.devices.counters(side.name)
+            brought = bench.devices.counters(side.name)[0] - before[0]
             side.measure('read', folder(s), direct=0, **s.words())
-            if after[0] - before[0] < s.bytes * s.files or bench.devices.counters(side.name)[0] - after[0] > MIB:
-                give_up(f'prefetching {folder(s)} did not bring it all')
+            later = bench.devices.counters(side.name)[0] - before[0] - brought
+            if brought < s.bytes * s.files or later > MIB:
+                give_up(f'prefetching {folder(s)} brought {brought} of {s.bytes * s.files} bytes, and reading it {later} more')
             return result
         bench.take_turns(run_number, 'prefetch', s.name, [bench.raw, bench.hitrain], measure)
     bench.devices.slow(False)

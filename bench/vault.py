@@ -131,7 +131,7 @@ class Bench(steps.Bench):
     def __init__(self, args, folder):
         super().__init__(args, folder)
         self.folder = folder
-        self.vault = Vault(folder, Device(folder / 'vault', self.model_bytes * 8 + (1 << 30), args.vault_limit, 'hitrain-bench-vault'))
+        self.vault = Vault(folder, Device(folder / 'vault', self.model_bytes * 64 + (1 << 30), args.vault_limit, 'hitrain-bench-vault'))
         self.jobs = 0
 
     def start(self, words='', slow=True, dram=steps.DRAM):
@@ -237,7 +237,7 @@ class Bench(steps.Bench):
         restored, to_restore = self.measured(count, 'restore', url, self.store.point / 'restored')
         run('rm', '-r', self.store.point / 'restored', seconds_max=SETUP_SECONDS_MAX)
         self.slow(False)
-        run(CTL, 'vault', 'forget', url, '1')
+        run(CTL, 'vault', 'forget', url, os.getxattr(self.root / '.hitrain/snap/first', 'user.hitrain.step').decode())
         shutil.rmtree(self.vault.url / 'seg')      # of forgotten steps alone, since no part uses another one's jobs
         self.said(f'{"limited" if slow else "not limited"}: MiB/s of store {read / MIB:.0f} and {store_written / MIB:.0f}, of vault '
                   f'{vault_read / MIB:.0f} and {written / MIB:.0f}; archive {archived / MIB:.0f}, restore {restored / MIB:.0f}; '

@@ -222,3 +222,13 @@ def test_few_bits_are_judged_by_the_spread_of_the_32_bit_seeds(tmp_path, monkeyp
     assert bench.curve('gpt', 'adamw-8') == [(10, 4.0), (20, 2.25)]
     drawn = ElementTree.fromstring(bench.draw())
     assert len(drawn.findall('{*}circle')) == len(rows) // 2
+
+
+def test_a_made_up_vault_is_listed_collected_and_planned(tmp_path):
+    segments = 64000
+    def about(verb):
+        done = subprocess.run([sys.executable, ROOT / 'bench/vault_sim.py', verb, tmp_path / 'sim', str(segments)], check=True, timeout=SECONDS_MAX,
+                              stdout=subprocess.PIPE)
+        return json.loads(done.stdout or 'null')
+    about('make')
+    assert about('list')['segments'] == segments and about('gc')['garbage'] and about('plan')['blocks']
