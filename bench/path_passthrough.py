@@ -4,7 +4,7 @@ import json
 import os
 import sys
 
-from common import BUILD, PROGRAMS, TOP, give_up, run
+from common import BUILD, TOP, give_up, run
 from path_sides import GIB, MIB, strace_counts
 
 MODEL = 'model'
@@ -74,7 +74,6 @@ def prefetching(bench, sets, run_number):
                 bench.devices.slow(True)
                 return side.measure('read', '', **s.words())
             side.remount(DRAM, SHARE, touched=True)
-            run(PROGRAMS / 'hitrainctl', 'background', 'pause', side.point)   # it reads the device, too
             bench.devices.slow(True)
             before = bench.devices.counters(side.name)
             result = side.measure('prefetch', folder(s), **s.words())

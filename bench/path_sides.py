@@ -196,7 +196,7 @@ class Minimal(Side):
 
 class Hitrain(Side):
     name = 'hitrain'
-    options = ''  # of each mount, beside those that a call names
+    options = ',background=off'  # of each mount, beside those that a call names; engines would make holes of the zeros that are written here
 
     def format(self):
         run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.devices.paths['hitrain'])
