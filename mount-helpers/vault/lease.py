@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of segments. A store takes a lease, a number of its own, and counts its segments below it.
 
-The lease is remembered in a file, locked while it is in use. Where the file is lost or in use, the store takes another lease.
-A copy of a disk image may go on under the same lease: it meets a key with other bytes, and takes a new one.
+The lease is remembered in a file, locked while it is in use, with the first number that no segment has had. So no number is used
+twice, also when collectors have removed segments: a removal that comes late finds nothing. Where the file is lost or in use, the store
+takes another lease. A copy of a disk image may go on under the same lease: it meets a key with other bytes, and takes a new one.
 """
 import fcntl
 import os
@@ -15,13 +16,16 @@ from errors import Missing
 from objects import Failure
 
 
+RESERVED = 64       # numbers that the file gives at once
+
+
 class Lease:
     """folder: where leases are remembered, or None. Any thread may call put()."""
 
     def __init__(self, engine, vault, store, boot, host, folder=None, pause=None):
         self.engine, self.vault = jobs.Patient(engine, pause), vault
         self.store, self.boot, self.host, self.nonce = store, boot, host, os.urandom(16)
-        self.lock, self.file, self.lease, self.n = threading.Lock(), None, None, 0
+        self.lock, self.file, self.lease, self.n, self.end = threading.Lock(), None, None, 0, 0
         self._remember(folder)
         if self.lease is None:
             self._take()
@@ -56,8 +60,16 @@ class Lease:
     def _next(self):
         if self.n == objects.SEGMENTS_OF_LEASE:
             self._take()
+        if self.n == self.end:
+            self._reserve()
         n, self.n = self.n, self.n + 1
         return self.lease, n
+
+    def _reserve(self):
+        self.end = min(self.n + RESERVED, objects.SEGMENTS_OF_LEASE)
+        if self.file is not None:
+            os.pwrite(self.file, b'%08x %04x\n' % (self.lease, self.end), 0)
+            os.fsync(self.file)
 
     def _take(self):
         """The lowest free number."""
@@ -74,10 +86,7 @@ class Lease:
             key = objects.key_lease(lease)
             if self.engine.put_new(key, data) or self._same(key, [data]):
                 break
-        self.lease, self.n = lease, 0
-        if self.file is not None:
-            os.pwrite(self.file, b'%08x\n' % lease, 0)
-            os.fsync(self.file)
+        self.lease, self.n, self.end = lease, 0, 0
 
     def _remember(self, folder):
         if not folder:
@@ -90,19 +99,16 @@ class Lease:
         except OSError:
             self.close()        # another archiver of this store, or no place to remember it: a lease of its own
             return
-        self._resume(objects.parse_number(os.pread(self.file, 8, 0).decode('ascii', 'replace'), 8))
+        text = os.pread(self.file, 14, 0).decode('ascii', 'replace')
+        self._resume(objects.parse_number(text[:8], 8), objects.parse_number(text[9:13], 4))
 
-    def _resume(self, lease):
-        """Goes on behind the last segment. One that lands late, of a process that was killed, has other bytes."""
-        if lease is None or lease >= objects.LEASES:
+    def _resume(self, lease, n):
+        if lease is None or n is None or lease >= objects.LEASES or n > objects.SEGMENTS_OF_LEASE:
             return
         key = objects.key_lease(lease)
         try:
             of = jobs.parse(key, heads.parse_lease, self.engine.get(key), self.vault.uuid, lease)
         except Missing:
             return
-        if of.store != self.store:
-            return
-        prefix = f'seg/{objects.number_text(lease, 8)}/'
-        numbers = [objects.parse_number(key[len(prefix):], 4) for key, _, _ in self.engine.list(prefix)]
-        self.lease, self.n = lease, max((n + 1 for n in numbers if n is not None), default=0)
+        if of.store == self.store:
+            self.lease, self.n, self.end = lease, n, n

@@ -12,6 +12,7 @@ import jobs
 import objects
 import writer
 from errors import Missing
+from lease import RESERVED, Lease
 from objects import Failure
 
 STEPS = 10, 20
@@ -146,6 +147,28 @@ def test_a_step_is_called_once_in_an_epoch():
     assert first.epoch == epoch + 1 and second.called(9).step == 10
     first.call(11)
     assert first.epoch == epoch + 1 and second.called(9).step == 11
+
+
+def test_no_number_of_a_segment_is_used_twice(tmp_path):
+    """Not when the program starts again, a collector has removed the segments, or the file is an older program's."""
+    seat = World().seat()
+    vault, seen = jobs.make_vault(seat, GRACE), set()
+    def start_and_put(count):
+        lease = Lease(seat, vault, b'S' * 16, b'B' * 16, 'host', tmp_path)
+        numbers = put_segments(seat, lease, count)
+        lease.close()
+        assert len(seen | set(numbers)) == len(seen) + count, numbers
+        seen.update(numbers)
+        for key, _, _ in seat.list('seg/'):
+            seat.remove(key)
+        return numbers
+    first = start_and_put(3)
+    assert start_and_put(RESERVED + 1)[0][0] == first[0][0]
+    file = next(tmp_path.iterdir())
+    file.write_bytes(b'%08x\n' % first[0][0])
+    start_and_put(1)
+    file.write_bytes(b'%08x %04x\n' % (first[0][0], objects.SEGMENTS_OF_LEASE - 1))
+    assert start_and_put(2)[1] == (first[0][0] + 2, 0)
 
 
 def cut_at_each_verb(make, verbs, fault, of_reads=FAULTS_OF_READS):
