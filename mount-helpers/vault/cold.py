@@ -95,9 +95,11 @@ def set_vault(mount, engine, vault):
 
 # ---- restore ----
 
-def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None):
-    """(Restored, bytes that stay in the vault) of a full step. staging: its place, or None for a new one."""
+def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None, epoch=None):
+    """(Restored, bytes that stay in the vault) of a full step. staging: its place, or None for a new one. epoch: of no other one."""
     entry, found = jobs.read_step(engine, vault, job, step)
+    if epoch not in (None, found.epoch):
+        raise Failure(f'{job}: another archiver has put step {step} anew')
     if found.step != entry.step or entry.kind != jobs.FULL:
         raise Failure(f'{job}: step {found.step} is logged; cold models have the content of a full step, such as {entry_before(engine, vault, job, entry)}')
     if len(found.summaries) != rank[1]:

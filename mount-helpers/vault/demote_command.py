@@ -22,6 +22,7 @@ from staging import PREFIX, Replacing
 from stores import Pinning, drop_pins, mount_of, root_lines, word
 from verifier import Verifier
 import engine
+import identity
 import jobs
 import stop
 import words
@@ -59,6 +60,7 @@ def demote_resting(path, url, o):
                 if not is_job(job) or job in seen:
                     raise Failure(f'{root}: {job!r} is no name of its own for a job: demote it by itself')
                 seen[job] = root
+                need_own(root, e, vault, job)
                 set_vault(mount, e, vault)
                 demote(root, mount, e, vault, job, o)
             except Failure as why:
@@ -67,6 +69,14 @@ def demote_resting(path, url, o):
                 failed = 1
         drop_pins(mount, e)
     return failed
+
+
+def need_own(root, e, vault, job):
+    """A path may be that of another host's model, too, whose archiver would end."""
+    if jobs.highest(e, vault, job).entries:
+        _, found = jobs.read_step(e, vault, job)
+        if any(s.store != identity.store(root) for s in found.summaries):
+            raise Failure(f'{root}: the steps of {job} are of another store: demote it by itself, to a job of another name')
 
 
 def newest(root):
@@ -104,6 +114,19 @@ class Claimed:
                 self.forget(line['name'])       # of a demotion that was interrupted: it had this claim
             elif not line.get('archived'):
                 raise Failure(f'{root}: no vault has its kept step {line["name"]}, which would go: archive or forget it first')
+
+    def need_archived(self, e, vault):
+        """This vault has its kept steps yet: a note says that some vault had them once. Where the store has no digest, the step of a job
+        is to come from this store."""
+        own = identity.store(self.root)
+        for line in lines_of(self.root):
+            try:
+                _, found = jobs.read_step(e, vault, line['archived'], line['step'])
+                there = any(s.digest.hex() == line['digest'] if 'digest' in line else s.store == own for s in found.summaries)
+            except Failure:
+                there = False
+            if not there:
+                raise Failure(f'{self.root}: {e.whole_url} has not its kept step {line["name"]}, which would go: archive or forget it first')
 
     def need_rest(self, at=None):
         """at: where it is now."""
@@ -181,6 +204,7 @@ def link_at(path):
 
 def demote(root, mount, e, vault, job, o):
     claimed = Claimed(root)
+    claimed.need_archived(e, vault)
     kept = claimed.keep()
     try:
         summary = put(root, kept, e, vault, job, rate=o['rate'])
@@ -189,7 +213,7 @@ def demote(root, mount, e, vault, job, o):
             raise Failure(f'{root}: another archiver put another step {kept.step} into {job}')
         read_back(e, vault, job, step)
         place = Replacing(root, claimed.folder, claimed.still, Pinning(mount))
-        done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place)
+        done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place, epoch=step.epoch)
     except BaseException:
         claimed.forget(kept.name)
         raise

@@ -574,22 +574,39 @@ def test_a_demotion_that_is_cut_leaves_the_model_at_its_name(last_week, where):
     assert os.listdir(b) == ['twin'] and content(root, *NAMES) == content(twin, *NAMES)
 
 
+def test_a_kept_step_that_the_vault_has_lost_is_not_demoted(last_week):
+    _, vault, _, b = last_week
+    twin = b / 'twin'
+    restore(f'{vault}/job', twin)
+    command(twin, 'snapshot only')
+    archive(twin, 'only', f'{vault}/kept')
+    run('hitrainctl', 'vault', 'forget', f'{vault}/kept', '2')
+    done = demote(twin, f'{vault}/twin', check=False)
+    assert done.returncode == 1 and 'has not its kept step only, which would go' in done.stderr
+    assert (twin / '.hitrain/snap/only/w').exists()
+    archive(twin, 'only', f'{vault}/kept')
+    demote(twin, f'{vault}/twin')
+
+
 def test_models_that_rest_are_demoted(last_week):
     root, vault, _, b = last_week
-    for name in ('old', 'young'):
+    for name in ('old', 'young', 'foreign'):
         restore(f'{vault}/job', b / name)
+    archive(root, '2', f'{vault}/foreign')      # of another store, at this path
     (b / 'group').mkdir()
     restore(f'{vault}/job', b / 'group/old')
     (b / 'young/note').write_bytes(b'now')
     week = time.time() - 8 * 86400
-    for path in (b / 'old', b / 'group/old'):
+    for path in (b / 'old', b / 'group/old', b / 'foreign'):
         for folder, _, names in os.walk(path):
             for name in names:
                 os.utime(os.path.join(folder, name), (week, week))
             os.utime(folder, (week, week))
         sync(path)
-    run('hitrainctl', 'demote', '--older-than=7d', b, vault)
+    done = run('hitrainctl', 'demote', '--older-than=7d', b, vault, check=False)
+    assert done.returncode == 1 and 'the steps of foreign are of another store' in done.stderr
     assert word(b / 'old', 'cold') == 'old@2' and word(b / 'group/old', 'cold') == 'group.old@2'
-    with pytest.raises(OSError):
-        word(b / 'young', 'cold')
+    for name in ('young', 'foreign'):
+        with pytest.raises(OSError):
+            word(b / name, 'cold')
     assert content(root, *NAMES) == content(b / 'group/old', *NAMES)
