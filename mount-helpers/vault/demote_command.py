@@ -155,6 +155,7 @@ class Claimed:
     def still(self, at):
         """Failure where it changed since keep(). The exchange of names has changed its directory. Else the claim ends: the model is out
         of sight, and is removed."""
+        need_readable(self.root, self.files)
         self.need_rest(at)
         state, files = self.look()
         if state._replace(changed=False) != self.state or files != self.files:
@@ -168,6 +169,19 @@ class Claimed:
             tell(self.ctl, f'forget {name}'.encode())
         except OSError as e:
             note(f'{self.root} keeps step {name}: {e.strerror}')
+
+
+def need_readable(root, paths):
+    """The daemon reads the vault by a URL and with rights of its own. One block shows that it can."""
+    for path in (os.path.join(os.fsencode(root), path) for path in paths):
+        if word(path, 'cold_bytes') in (None, '0'):
+            continue
+        try:
+            with open(path, 'rb', buffering=0) as f:
+                f.read(1)
+            return
+        except OSError as e:
+            raise Failure(f'{root}: the daemon cannot read it from the vault: {e.strerror}: "error" of the mount says why') from None
 
 
 def user_of(root):

@@ -588,6 +588,25 @@ def test_a_kept_step_that_the_vault_has_lost_is_not_demoted(last_week):
     demote(twin, f'{vault}/twin')
 
 
+def test_a_model_that_the_daemon_could_not_read_is_not_demoted(last_week):
+    """Its URL of the vault is another one than that of the program."""
+    _, vault, store, b = last_week
+    twin = b / 'twin'
+    restore(f'{vault}/job', twin)
+    command(twin, 'commit')
+    copy = store.image.with_name('copy')
+    shutil.copytree(vault, copy)
+    store.unmount(check=True)
+    store.mount(f'vault=file://{copy}')
+    before = content(twin, *NAMES)
+    done = demote(twin, f'{vault}/twin', check=False)
+    assert done.returncode == 1 and 'the daemon cannot read it from the vault' in done.stderr
+    assert word(twin, 'cold_bytes') == '0' and content(twin, *NAMES) == before
+    store.unmount(check=True)
+    store.mount()
+    demote(twin, f'{vault}/twin')
+
+
 def test_models_that_rest_are_demoted(last_week):
     root, vault, _, b = last_week
     for name in ('old', 'young', 'foreign'):
