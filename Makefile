@@ -206,6 +206,7 @@ dir_hitrainctl := mount-helpers/hitrainctl
 tools := $(wildcard mount-helpers/tools/*.py)
 vault := $(wildcard mount-helpers/vault/*.py)
 vault_programs := $(wildcard mount-helpers/vault/hitrain-vault-*)
+installed_vault_programs := $(filter-out %-test,$(vault_programs))
 
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 # Low to high. A unit test of a layer is linked only with that layer and those before it.
@@ -566,7 +567,7 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
-	install -m 755 $(vault_programs) '$(DESTDIR)$(PREFIX)/bin'
+	install -m 755 $(installed_vault_programs) '$(DESTDIR)$(PREFIX)/bin'
 	install -d '$(DESTDIR)$(PREFIX)/share/hitrain/tools' '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
 	install -m 644 $(tools) '$(DESTDIR)$(PREFIX)/share/hitrain/tools'
 	install -m 644 $(vault) '$(DESTDIR)$(PREFIX)/share/hitrain/vault'
@@ -595,7 +596,7 @@ deb:
 	@HITRAIN_BIN='$(abspath $(O))/deb/bin' mount-helpers/package/deb.sh '$(abspath $(O))/deb/root' '$(VERSION)' '$(O)/deb'
 
 uninstall:
-	rm -f $(foreach p,hitrain hitrainctl $(notdir $(vault_programs)),'$(DESTDIR)$(PREFIX)/bin/$(p)') \
+	rm -f $(foreach p,hitrain hitrainctl $(notdir $(installed_vault_programs)),'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
 	rm -rf '$(DESTDIR)$(PREFIX)/share/hitrain'

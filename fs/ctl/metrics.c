@@ -13,6 +13,7 @@
 #include "tiering/api/plan.h"
 #include "tiering/base/json.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -453,7 +454,7 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
 enum { ROOTS_SHOWN_MAX = 256 };
 
 struct root_metrics {
-    char path[256], label[512];
+    char path[PATH_MAX], label[2 * PATH_MAX]; /* programs open the model by the path */
     struct metrics f;
 };
 

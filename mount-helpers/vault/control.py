@@ -16,6 +16,8 @@ def open_ctl(folder):
 
 def tell(ctl, line):
     """Runs a command, given as bytes. OSError with the store's own words; answers to commands before it are left out."""
+    if b'\n' in line:
+        raise OSError(errno.EINVAL, 'a name with a newline would be another command: rename it first')
     try:
         os.write(ctl.fd, line + b'\n')
     except OSError as e:

@@ -186,27 +186,42 @@ def need_readable(root, paths):
 
 def user_of(root):
     """The number of another process that has something at or below this path open, mapped, or as its directory; None: nobody whose
-    descriptors the caller may see."""
-    below = root + '/'
+    descriptors the caller may see. In a namespace of its own a mount has another path, so files are also known by their numbers."""
+    below, device, inodes = root + '/', os.stat(root).st_dev, set()
+    for folder, _, files in os.walk(root, onerror=fail):
+        inodes.update(os.lstat(os.path.join(folder, name)).st_ino for name in files)
     for pid in filter(str.isdigit, os.listdir('/proc')):
         if int(pid) == os.getpid():
             continue
-        if any(path == root or path.startswith(below) for path in paths_of(f'/proc/{pid}')):
-            return int(pid)
+        for path, number in used_by(f'/proc/{pid}', inodes):
+            if path == root or path.startswith(below) or number == device:
+                return int(pid)
     return None
 
 
-def paths_of(process):
+def used_by(process, inodes):
+    """Yields (path, None), and (path, device) of those whose inode has one of these numbers."""
     for link in 'cwd', 'root', 'exe':
-        yield link_at(f'{process}/{link}')
+        yield link_at(f'{process}/{link}'), None
     try:
         for number in os.listdir(f'{process}/fd'):
-            yield link_at(f'{process}/fd/{number}')
+            yield link_at(f'{process}/fd/{number}'), device_of(process, number, inodes)
         with open(f'{process}/maps', errors='surrogateescape') as maps:
             for line in maps:
-                yield line.split(maxsplit=5)[-1].rstrip('\n')
+                _, _, _, device, inode, *path = line.rstrip('\n').split(maxsplit=5)
+                yield ''.join(path), os.makedev(*(int(n, 16) for n in device.split(':'))) if int(inode) in inodes else None
     except OSError:
         pass                        # it has ended, or is another user's
+
+
+def device_of(process, number, inodes):
+    """None: of another inode, or a kernel before 5.14 does not say which. Asking any file could wait for the server of its file system."""
+    try:
+        with open(f'{process}/fdinfo/{number}') as f:
+            found = re.search('^ino:\\s*([0-9]+)$', f.read(), re.M)
+        return os.stat(f'{process}/fd/{number}').st_dev if found and int(found[1]) in inodes else None
+    except OSError:
+        return None
 
 
 def link_at(path):

@@ -57,7 +57,7 @@ def wait(path, root, below):
     stop.catch()
     first = left_of(path)
     try:
-        tell(open_ctl(open_folder(root)), f'recall {below}'.strip().encode())
+        tell(open_ctl(open_folder(root)), b'recall ' + os.fsencode(below) if below else b'recall')
     except OSError as e:
         raise Failure(f'{path}: {e.strerror}') from None
     progress, left = Progress('recalled', first), first

@@ -28,20 +28,21 @@ class Verifier:
             except Damage as e:
                 self.damage.append(str(e))
 
-    def new(self, items):
+    def new(self, items, new):
         for item in items:
             if isinstance(item, Place):
                 key = item.lease << 28 | item.n << 13 | item.unit
-                if key in self.seen:
+                if key in self.seen or key in new:
                     continue
-                self.seen.add(key)
+                new.add(key)
             yield item
 
     def blocks(self, manifest, summary):
-        fetch = Fetch(self.engine)
-        for item in fetch.in_order(self.new(manifest.items())):
+        fetch, new = Fetch(self.engine), set()
+        for item in fetch.in_order(self.new(manifest.items(), new)):
             if isinstance(item, End) and item.digest != summary.digest:
                 raise manifest.damage('its digest is not the one that the step names')
+        self.seen.update(new)       # all are good: damage ends the loop
         self.bytes += fetch.fetched
 
     def segments(self, job, step, epoch, s):
@@ -51,8 +52,8 @@ class Verifier:
             for i in range(n, n + count):
                 stop.check()
                 if (lease, i) not in self.seen:
-                    self.seen.add((lease, i))
                     self.segment(lease, i)
+                    self.seen.add((lease, i))
 
     def segment(self, lease, n):
         key = key_segment(lease, n)

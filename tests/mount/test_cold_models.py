@@ -197,6 +197,35 @@ def test_recall_brings_a_file_and_then_all(last_week):
     assert 'nothing in it is cold' in run('hitrainctl', 'recall', model, check=False).stderr
 
 
+def test_a_recall_takes_every_name_and_no_command(last_week):
+    root, vault, _, b = last_week
+    names = ['a\nforget *', os.fsdecode(b'\xff')]
+    for name in names:
+        os.link(root / 'w', root / name)
+    step(root, 30, elements=ELEMENTS)
+    command(root, 'snapshot')
+    archive(root, '3', f'{vault}/names')
+    model = b / 'model'
+    restore(f'{vault}/names', model, '--cold')
+    command(model, 'snapshot kept')
+    for name in names[1:]:
+        run('hitrainctl', 'recall', model / name)
+    done = run('hitrainctl', 'recall', model / names[0], check=False)
+    assert done.returncode == 1 and 'newline' in done.stderr and (model / '.hitrain/snap/kept').exists()
+
+
+def test_the_pin_of_a_model_at_a_long_path_stays(last_week):
+    """Also if another one has the end of this path."""
+    _, vault, _, b = last_week
+    long, end = b / 'd' / ('e' * 200), 'f' * 200
+    for folder in long / end, b / end:
+        folder.mkdir(parents=True)
+    restore(f'{vault}/job', long / end / 'model', '--cold')
+    restore(f'{vault}/job', b / end / 'model')
+    run('hitrainctl', 'vault', 'unpin', vault, b)
+    assert len(pins(vault)) == 1
+
+
 def test_a_recall_that_a_full_store_ends_says_so(last_week, make_store):
     _, vault, _, _ = last_week
     small = make_store('256M')
@@ -501,6 +530,12 @@ def test_a_model_in_use_is_not_demoted(last_week):
         assert done.returncode == 1 and why in done.stderr, done.stderr
         assert os.listdir(root.parent) == ['model']
     with open(root / 'w', 'rb'), subprocess.Popen(['sleep', '600'], stdin=open(root / 'w', 'rb')) as other:
+        refused('has it open')
+        other.kill()
+    away = root.parent.with_name('away')
+    away.mkdir()
+    with subprocess.Popen(['unshare', '-m', 'sh', '-c', 'mount --move "$1" "$2" && exec sleep 600 <"$2/model/w"', 'sh', root.parent, away]) as other:
+        wait_for(lambda: open(f'/proc/{other.pid}/comm').read() == 'sleep\n', 'it has the model open at another path')
         refused('has it open')
         other.kill()
     word(root / 'w', 'pin', 'dram')
