@@ -38,11 +38,12 @@ chmod 644 "$doc/CHANGELOG.md.gz" "$doc/copyright"
 # ---- as Debian wants them ----
 
 find "$root/usr/share/man" -name '*.[78]' -exec gzip -9nf {} +
-find "$root/usr/bin" "$root/usr/sbin" -type f -exec strip --strip-unneeded {} +
+# Programs of vaults are scripts.
+find "$root/usr/bin" "$root/usr/sbin" -type f ! -name "hitrain-vault-*" -exec strip --strip-unneeded {} +
 
 mkdir -p "$work/debian"
 printf 'Source: hitrain\n\nPackage: hitrain\nArchitecture: any\n' >"$work/debian/control"
-mapfile -t programs < <(find "$root/usr/bin" "$root/usr/sbin" -type f)
+mapfile -t programs < <(find "$root/usr/bin" "$root/usr/sbin" -type f ! -name "hitrain-vault-*")
 libraries=$(cd "$work" && dpkg-shlibdeps -O --ignore-missing-info "${programs[@]}" 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 [ -n "$libraries" ] || { echo "deb: dpkg-shlibdeps found no libraries" >&2; exit 1; }
 
