@@ -26,7 +26,7 @@ class Verifier:
                 else:
                     self.blocks(OfManifest(self.engine, self.vault.uuid, job, step, epoch, s), s)
             except Damage as e:
-                self.damage.append(str(e))
+                self.damage.append(f'{job}, step {step}: {e}')
 
     def new(self, items, new):
         for item in items:

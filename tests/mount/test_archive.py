@@ -99,6 +99,22 @@ def test_a_compressed_step_takes_less_and_has_the_same_bits(stores, vault, dtype
     assert restore(url, b / 'again')['digest'] == said['digest']
 
 
+def test_verify_names_each_step_that_has_a_damaged_block(stores, vault):
+    _, (a, _) = stores
+    root, note = make_model(a / 'model', elements=600_000), os.urandom(MIB)
+    (root / 'note').write_bytes(note)
+    for number in 1, 2:
+        step(root, number, elements=600_000)
+        command(root, 'snapshot')
+        archive(root, f'{number}', f'{vault}/job')
+    segment = next(p for p in vault.rglob('seg/*/*') if note[:64] in p.read_bytes())
+    with open(segment, 'r+b') as f:
+        f.seek(segment.read_bytes().index(note[:64]))
+        f.write(bytes([note[0] ^ 4]))
+    said = run('hitrainctl', 'vault', 'verify', vault, check=False).stderr
+    assert said.count('its checksum is wrong') == 2 and 'step 1' in said and 'step 2' in said, said
+
+
 def test_damage_of_a_compressed_block_is_named(stores, vault):
     _, (a, b) = stores
     root = make_model(a / 'model', elements=600_000)
