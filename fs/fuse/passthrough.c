@@ -382,6 +382,7 @@ void ht_passthrough_init(struct ht_fuse *f)
     pthread_cond_init(&f->passthrough.idle, NULL);
     ht_cond_init(&f->passthrough.closed_changed);
     ht_list_init(&f->passthrough.closed);
+    ht_list_init(&f->passthrough.mapped);
     for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++)
         ht_list_init(&f->passthrough.files[i]);
     ht_store_stats(f->store, &st);

@@ -8,7 +8,8 @@
  * Whoever needs such a file ordinary makes it so at once: an open that finds no room in the share, a change of size,
  * eviction, a write that finds no space, an open in another way or by another user. The kernel says whether a program
  * has the memory. It gives a lease for writing to the only one who has a file open, and a mapping keeps an open file.
- * Where it gives no leases, names go with the last close.
+ * Where it gives no leases, names go with the last close. A program may look a name up again while another one maps the
+ * file, and no FORGET comes: so such files are looked at again from time to time.
  *
  * Lock: passthrough.lock. Only the owner of a busy entry changes whether it is active.
  */
@@ -20,6 +21,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#define MAPPED_NS UINT64_C(10000000000) /* between two looks */
 
 #ifndef FUSE_DEV_IOC_BACKING_CLOSE /* before Linux 6.9 */
 #define FUSE_DEV_IOC_BACKING_CLOSE _IOW(229, 2, uint32_t)
@@ -67,14 +70,6 @@ static bool knows_users(void)
     return known;
 }
 
-void ht_passthrough_closed_add(struct ht_fuse *f, struct ht_passthrough_file *e)
-{
-    e->closed_until_ns = ht_now_ns() + HT_PASSTHROUGH_CLOSED_NS;
-    if (ht_list_empty(&f->passthrough.closed))
-        pthread_cond_signal(&f->passthrough.closed_changed);
-    ht_list_add_tail(&f->passthrough.closed, &e->closed_link);
-}
-
 void ht_passthrough_file_deactivate(struct ht_fuse *f, struct ht_passthrough_file *e)
 {
     uint32_t backing = (uint32_t)e->backing;
@@ -108,30 +103,53 @@ static void take(struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
     e->others = e->opens;
 }
 
-/* As ht_passthrough_closed_end_one; the caller owns it. */
+/* The first one that is to be looked at before. */
+static struct ht_passthrough_file *find(const struct ht_list *list, const uint32_t *user, uint64_t before_ns)
+    HT_REQUIRES(HT_LOCK_PASSTHROUGH)
+{
+    ht_list_for_each_entry(e, list, struct ht_passthrough_file, closed_link)
+        if (!e->busy && e->active && (!user || *user == e->user) && e->closed_until_ns < before_ns)
+            return e;
+    return NULL;
+}
+
+/* As ht_passthrough_closed_end_one; the caller owns it. A mapped one is looked at once in a moment. */
 static struct ht_passthrough_file *take_first(struct ht_fuse *f, const uint32_t *user)
 {
-    struct ht_passthrough_file *found = NULL;
-
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    ht_list_for_each_entry(e, &f->passthrough.closed, struct ht_passthrough_file, closed_link) {
-        if (e->busy || !e->active || (user && *user != e->user))
-            continue;
-        found = e;
-        break;
-    }
+    struct ht_passthrough_file *found = find(&f->passthrough.closed, user, UINT64_MAX);
+    if (!found)
+        found = find(&f->passthrough.mapped, user, ht_now_ns() + MAPPED_NS - HT_PASSTHROUGH_CLOSED_NS);
     if (found)
         take(found);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     return found;
 }
 
-/* A taken file becomes ordinary; or else its names go, so that it will. */
+static void put(struct ht_fuse *f, struct ht_list *list, struct ht_passthrough_file *e, uint64_t ns)
+    HT_REQUIRES(HT_LOCK_PASSTHROUGH)
+{
+    e->closed_until_ns = ht_now_ns() + ns;
+    if (ht_list_empty(list))
+        pthread_cond_signal(&f->passthrough.closed_changed);
+    ht_list_add_tail(list, &e->closed_link);
+}
+
+void ht_passthrough_closed_add(struct ht_fuse *f, struct ht_passthrough_file *e)
+{
+    put(f, &f->passthrough.closed, e, HT_PASSTHROUGH_CLOSED_NS);
+}
+
+/* A taken file becomes ordinary; or else its names go, so that it will, or it is looked at again. */
 static bool end_taken(struct ht_fuse *f, struct ht_passthrough_file *e)
 {
     uint64_t ino = e->ino;
     bool done = ht_passthrough_file_end(f, e);
 
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    if (e->active && !e->opens)
+        put(f, &f->passthrough.mapped, e, MAPPED_NS);
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     ht_passthrough_file_leave(f, e);
     if (!done)
         f->passthrough.drop_names(f, ino);
@@ -173,6 +191,22 @@ void ht_passthrough_rest(void *fuse, uint64_t ino)
 
 /* ------------------------------------------------------------------ thread */
 
+/* Of both lists, each in the order of their times. */
+static struct ht_passthrough_file *first(const struct ht_fuse *f) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
+{
+    const struct ht_list *lists[] = {&f->passthrough.closed, &f->passthrough.mapped};
+    struct ht_passthrough_file *found = NULL;
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(lists); i++) {
+        if (ht_list_empty(lists[i]))
+            continue;
+        struct ht_passthrough_file *e = ht_list_entry(lists[i]->next, struct ht_passthrough_file, closed_link);
+        if (!found || e->closed_until_ns < found->closed_until_ns)
+            found = e;
+    }
+    return found;
+}
+
 /*
  * The inode of the file whose moment is over, or 0: the thread ends. *out: it is taken; NULL: another thread owns it,
  * and this one waits for no owner, or the mount could not end.
@@ -180,12 +214,11 @@ void ht_passthrough_rest(void *fuse, uint64_t ino)
 static uint64_t wait_for_next(struct ht_fuse *f, struct ht_passthrough_file **out) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
 {
     while (!f->passthrough.over) {
-        if (ht_list_empty(&f->passthrough.closed)) {
+        struct ht_passthrough_file *e = first(f);
+        if (!e) {
             ht_cond_wait(&f->passthrough.closed_changed, ht_fuse_passthrough_lock(f));
             continue;
         }
-        struct ht_passthrough_file *e =
-            ht_list_entry(f->passthrough.closed.next, struct ht_passthrough_file, closed_link);
         if (ht_now_ns() >= e->closed_until_ns) {
             *out = e->busy ? NULL : e;
             if (e->busy)

@@ -65,6 +65,17 @@ static int pass_window(fuse_req_t req, struct ht_passthrough_file *e, uint64_t b
     return rc;
 }
 
+/* If nobody has it: what a program that ended has left is no gradient of the next one. */
+static bool end_window(struct ht_fuse *f, struct ht_passthrough_file *e)
+{
+    struct ht_obj *obj = e->obj;
+
+    if (!e->active || !ht_passthrough_file_end(f, e))
+        return false;
+    delete_window(f, obj);
+    return true;
+}
+
 /* ------------------------------------------------------------ open and close */
 
 bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
@@ -76,6 +87,7 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hi
 
     if (!e)
         return false;
+    (void)end_window(f, e);
     if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) &&
         ht_passthrough_may_be(f, ht_hidden_param(file), flags, fuse_req_ctx(req)->uid) && pass_window(req, e, bytes))
         f->traffic->passthrough_fallbacks++;
@@ -192,7 +204,7 @@ struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino)
     struct ht_obj *window = NULL;
     struct stat st;
 
-    if (e && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
+    if (e && !end_window(f, e) && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
         window = ht_obj_get(f->store, ht_obj_id(e->obj));
     if (e)
         ht_passthrough_file_leave(f, e);

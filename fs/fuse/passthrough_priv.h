@@ -15,7 +15,7 @@
  */
 struct ht_passthrough_file {
     struct ht_list link;
-    struct ht_list closed_link; /* in passthrough.closed, or in no list */
+    struct ht_list closed_link; /* in passthrough.closed or passthrough.mapped, or in no list */
     uint64_t ino;
     unsigned others; /* busy: how many had it open before */
     HT_GUARDED_BY(HT_LOCK_PASSTHROUGH) struct {

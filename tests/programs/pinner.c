@@ -7,7 +7,8 @@
  *
  * usage: pinner FILE OTHER. The program opens FILE for reading and writing, maps and closes it, and registers the
  * mapping. It answers each line of standard input with a line: "ok", or the failing call and its error. "in" copies
- * OTHER to the mapping, and "out" the mapping to OTHER. "loop" copies OTHER to the mapping until the next line.
+ * OTHER to the mapping, and "out" the mapping to OTHER. "loop" copies OTHER to the mapping until the next line; where
+ * OTHER is larger, from another place in it each time. "unmap" ends the mapping, and the pages stay pinned.
  */
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -32,6 +33,7 @@ static struct {
     uint8_t *base;
     size_t bytes;
     int fd;
+    off_t from; /* in other: what comes to the begin of the mapping */
 } mapping, other;
 
 static void *map_ring(size_t bytes, off_t what)
@@ -88,7 +90,7 @@ static const char *transfer(uint8_t op, size_t at)
 
     ring.sqe[i] = (struct io_uring_sqe){.opcode = op,
                                         .fd = other.fd,
-                                        .off = at,
+                                        .off = (uint64_t)other.from + at,
                                         .addr = (uint64_t)(uintptr_t)(mapping.base + at),
                                         .len = (unsigned)len,
                                         .buf_index = 0};
@@ -122,9 +124,17 @@ static const char *loop(void)
     const char *wrong = NULL;
 
     report_line("begins\n");
-    while (!wrong && !is_asked())
+    for (size_t n = 0; !wrong && !is_asked(); n++) {
+        other.from = other.bytes > mapping.bytes ? (off_t)(n * 4096 % (other.bytes - mapping.bytes)) : 0;
         wrong = transfer_all(IORING_OP_READ_FIXED);
+    }
+    other.from = 0;
     return wrong;
+}
+
+static const char *unmap(void)
+{
+    return munmap(mapping.base, mapping.bytes) ? strerror(errno) : NULL;
 }
 
 static void map_file(const char *path)
@@ -143,12 +153,14 @@ static void map_file(const char *path)
 int main(int argc, char **argv)
 {
     char word[16];
+    struct stat st;
 
     if (argc != 3)
         die("usage: pinner FILE OTHER");
     other.fd = open(argv[2], O_RDWR | O_CLOEXEC);
-    if (other.fd < 0)
+    if (other.fd < 0 || fstat(other.fd, &st))
         die("%s", argv[2]);
+    other.bytes = (size_t)st.st_size;
     open_ring();
     map_file(argv[1]);
     struct iovec buffer = {mapping.base, mapping.bytes};
@@ -164,6 +176,7 @@ int main(int argc, char **argv)
         const char *wrong = !strcmp(word, "in") ? transfer_all(IORING_OP_READ_FIXED)
             : !strcmp(word, "out")              ? transfer_all(IORING_OP_WRITE_FIXED)
             : !strcmp(word, "loop")             ? loop()
+            : !strcmp(word, "unmap")            ? unmap()
                                                 : "unknown word";
         report_line("%s\n", wrong ? wrong : "ok");
     }

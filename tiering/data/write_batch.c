@@ -156,7 +156,7 @@ static int start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c,
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->s;
-    bool copied = ht_obj_is_volatile(o);
+    bool copied = ht_obj_is_copied(o);
     uint32_t bytes;
 
     while (w->copies && lacks_bytes(s, c)) /* completing may need a buffer, too */

@@ -54,11 +54,11 @@ bool ht_shm_reclaim(struct ht_obj *o)
     return done;
 }
 
-/* The one that was closed first after that. */
+/* The one that was closed first after that. What a user has pinned stays. */
 static const struct ht_shm *next_closed(const struct ht_store *s, uint64_t shut_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link)
-        if (!h->is_open && h->shut_ns > shut_ns)
+        if (!h->is_open && h->shut_ns > shut_ns && h->obj->residency != HT_RESIDENCY_PINNED)
             return h;
     return NULL;
 }
@@ -305,7 +305,7 @@ int ht_obj_shm_expect_stores(struct ht_obj *o)
     h->stores = true; /* from here on no scan ends them */
     h->open_id = ++s->shm->opens;
     ht_obj_extra(o)->shm_reserve |= reserve;
-    ht_obj_extra(o)->may_be_dirty = true;
+    ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_stored = true;
     ht_obj_note_edit(o); /* programs may store into it from now on, unseen */
     h->quiet = 0;
     h->due_ns = 0;

@@ -57,7 +57,7 @@ static void lend(struct ht_store *s, enum ht_lend whom, struct ht_slice *slice, 
         bool lent = ht_arena_lend(s->arena, whom, &dirty);
         if (!lent && whom == HT_LEND_FREE)
             break; /* none is left */
-        if (!lent && dirty != HT_SLOT_NONE && whom == HT_LEND_ANY && ht_shm_may_write(s))
+        if (!lent && dirty != HT_SLOT_NONE && whom == HT_LEND_ANY && !slice->last && ht_shm_may_write(s))
             write_image(s, dirty);
         left -= !lent;
         if (!slice->last)

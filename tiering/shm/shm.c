@@ -180,7 +180,7 @@ static int grow_file(struct ht_obj *o, uint64_t bytes, bool owes) HT_REQUIRES(HT
 {
     struct ht_shm_state *shm = o->s->shm;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    int rc = ht_shm_take(o->s, more, HT_LEND_CLEAN, 0);
+    int rc = ht_shm_take(o->s, more, HT_LEND_ANY, 0);
 
     if (rc && !owes)
         return rc;
@@ -317,7 +317,7 @@ void ht_shm_free(struct ht_obj *o)
     if (!h)
         return;
     ht_obj_extra(o)->shm = NULL;
-    ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_reserve = false;
+    ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_stored = ht_obj_extra(o)->shm_reserve = false;
     ht_list_del(&h->link);
     s->shm->count--;
     ht_shared_close(&h->memory);

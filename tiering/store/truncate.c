@@ -183,6 +183,8 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
         if (!rc)
             rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, 0));
         if (!rc) {
+            /* a rollback may have made the object smaller meanwhile */
+            b = (uint32_t)ht_max_u64(ht_min_u64(b, ht_image_reach(o, c, index)), a);
             memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
             ht_chunk_set_dirty(o, c, index);
             ht_obj_note_edit(o);
