@@ -268,8 +268,6 @@ static bool any_parked(struct ht_fuse *f)
 
 void ht_park_finish(struct ht_fuse *f)
 {
-    const struct timespec pause = {0, 1000000};
-
     while (any_parked(f)) {
         struct parked *p = take_parked(f);
         fuse_req_t req = p ? claim_request(p) : NULL;
@@ -278,7 +276,7 @@ void ht_park_finish(struct ht_fuse *f)
         if (p)
             put_free(p);
         else
-            nanosleep(&pause, NULL);
+            ht_sleep_ns(1000000);
     }
     while (!ht_list_empty(&f->park_free)) {
         struct parked *p = ht_list_entry(f->park_free.next, struct parked, link);

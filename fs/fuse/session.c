@@ -123,11 +123,10 @@ static bool try_drop_name(struct ht_fuse *f, uint64_t parent, const char *name)
 
 void ht_fuse_drop_name(void *ctx, uint64_t parent, const char *name)
 {
-    const struct timespec pause = {0, 10000000};
     struct ht_fuse *f = ctx;
 
     while (f->mounted && !f->ended && !try_drop_name(f, parent, name))
-        nanosleep(&pause, NULL); /* until there is memory: clients would see the name for an hour */
+        ht_sleep_ns(10000000); /* until there is memory: clients would see the name for an hour */
 }
 
 /* ----------------------------------------------------------------- options */
@@ -297,7 +296,6 @@ static bool is_in_place(const struct ht_fuse *f)
  */
 static void sync_mount(struct ht_fuse *f, bool in_place)
 {
-    const struct timespec pause = {0, 1000000};
     int fd = in_place ? open(f->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 
     if (in_place && fd < 0)
@@ -310,7 +308,7 @@ static void sync_mount(struct ht_fuse *f, bool in_place)
         close(fd);
     f->page_write_ns = ht_now_ns();
     for (unsigned waited_ms = 0; !pages_settled(f) && waited_ms < PAGES_WAIT_MS; waited_ms++)
-        nanosleep(&pause, NULL);
+        ht_sleep_ns(1000000);
 }
 
 /*
@@ -358,11 +356,9 @@ void ht_fuse_detach(struct ht_fuse *f)
 /* libfuse closes the descriptor that notifications go to. */
 static void settle_notifications(struct ht_fuse *f)
 {
-    const struct timespec pause = {0, 1000000};
-
     f->mounted = false;
     for (unsigned waited_ms = 0; f->notifying && waited_ms < NOTIFY_WAIT_MS; waited_ms++)
-        nanosleep(&pause, NULL);
+        ht_sleep_ns(1000000);
 }
 
 /*

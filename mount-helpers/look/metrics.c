@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tiering/base/files.h"
@@ -64,9 +63,7 @@ static int put_again(const char *point, const struct ht_cmd_options *o)
     int rc = put_once(point, o);
 
     while (rc == 0 && o->watch_s > 0) {
-        struct timespec t = {.tv_sec = (time_t)o->watch_s};
-        t.tv_nsec = (long)((o->watch_s - (double)t.tv_sec) * 1e9);
-        nanosleep(&t, NULL);
+        ht_sleep_ns((uint64_t)(o->watch_s * 1e9));
         rc = put_once(point, o);
     }
     return rc;
@@ -194,7 +191,6 @@ static void serve_one(int fd, const char *point)
 
 static int serve_metrics(const char *point, const char *listen_at)
 {
-    const struct timespec pause = {0, 100000000};
     char host[64], port[8];
 
     if (!ht_http_address(listen_at, host, port)) {
@@ -212,7 +208,7 @@ static int serve_metrics(const char *point, const char *listen_at)
     for (;;) {
         int client = accept4(fd, NULL, NULL, SOCK_CLOEXEC);
         if (client < 0) {
-            nanosleep(&pause, NULL); /* no descriptors, or the client left */
+            ht_sleep_ns(100000000); /* no descriptors, or the client left */
             continue;
         }
         serve_one(client, point);

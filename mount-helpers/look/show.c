@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <hitrain/words.h>
@@ -176,11 +175,10 @@ static int print_table(struct reader *r)
 
 static int follow(struct reader *r)
 {
-    const struct timespec pause = {0, FOLLOW_MS * 1000000L};
     int rc = 0;
 
     while (rc == 0 && fflush(stdout) == 0) {
-        nanosleep(&pause, NULL);
+        ht_sleep_ns(FOLLOW_MS * UINT64_C(1000000));
         rc = read_now(r);
     }
     if (rc != 0 && rc != -ENOENT && rc != -ENOTDIR)

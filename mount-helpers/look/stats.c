@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/log.h"
 #include "tiering/base/json.h"
@@ -92,19 +91,12 @@ static int show_stats(const char *path, const struct ht_cmd_options *o)
     return HT_CMD_OK;
 }
 
-static void pause_for(double seconds)
-{
-    struct timespec t = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
-
-    nanosleep(&t, NULL);
-}
-
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o)
 {
     int status = ht_cmd_check_mount(path) == 0 ? show_stats(path, o) : HT_CMD_FAILED;
 
     while (status == HT_CMD_OK && o->watch_s > 0 && fflush(stdout) == 0) {
-        pause_for(o->watch_s);
+        ht_sleep_ns((uint64_t)(o->watch_s * 1e9));
         if (!o->json)
             putchar('\n');
         status = show_stats(path, o);

@@ -33,6 +33,13 @@ uint64_t ht_wall_ns(void)
     return clock_ns(CLOCK_REALTIME);
 }
 
+void ht_sleep_ns(uint64_t ns)
+{
+    const struct timespec ts = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+
+    nanosleep(&ts, NULL);
+}
+
 static bool is_digit(char c)
 {
     return c >= '0' && c <= '9';

@@ -58,6 +58,8 @@ uint64_t ht_now_ns(void);
 uint64_t ht_thread_cpu_ns(void);
 /* Wall clock, nanoseconds since 1970. */
 uint64_t ht_wall_ns(void);
+/* Or until a signal. */
+void ht_sleep_ns(uint64_t ns);
 
 /*
  * Parses "8G", "64k", "1048576", "1.5G" (binary units k m g t p, an optional "b" or "ib" after them, any case). 0 or

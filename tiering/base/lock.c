@@ -11,9 +11,7 @@ enum { NAP_NS = 1000000 };
 /* False: the time is over. A dump may come late, so it naps between two tries. */
 static bool nap(uint64_t until_ns)
 {
-    const struct timespec ts = {0, NAP_NS};
-
-    nanosleep(&ts, NULL);
+    ht_sleep_ns(NAP_NS);
     return ht_now_ns() < until_ns;
 }
 
@@ -245,9 +243,8 @@ void ht_lock_given(void)
 
     if (now_ns < next_ns || !now_ns)
         return;
-    const struct timespec ts = {0, (long)random_up_to(DELAY_NS_MAX)};
     int saved = errno;
-    nanosleep(&ts, NULL);
+    ht_sleep_ns(random_up_to(DELAY_NS_MAX));
     errno = saved;
     next_ns = now_ns + random_up_to(BETWEEN_NS_MAX);
 }

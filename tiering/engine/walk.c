@@ -3,7 +3,6 @@
 #include "tiering/engine/walk.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -113,7 +112,6 @@ int ht_walk_slice(struct ht_walk *w, const struct ht_walk_visitor *v, void *ctx,
         else
             rc = walk_objects(w, v, ctx, &left);
     }
-    const struct timespec rest = {.tv_nsec = (long)ht_min_u64(w->ns - before_ns, REST_NS_MAX)};
-    nanosleep(&rest, NULL);
+    ht_sleep_ns(ht_min_u64(w->ns - before_ns, REST_NS_MAX));
     return rc < 0 ? rc : 0;
 }

@@ -35,7 +35,6 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <time.h>
 #include <unistd.h>
 
 #define LBA_BYTES_MIN 512u
@@ -221,7 +220,7 @@ static int open_held(struct source *s, int flags, struct ht_dev *dev)
             report_waiting(s->busy, flags);
             reported = true;
         }
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000L}, NULL);
+        ht_sleep_ns(RETRY_MS * UINT64_C(1000000));
     }
 }
 

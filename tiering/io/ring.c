@@ -31,7 +31,6 @@
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
-#include <time.h>
 
 #define DEPTH_MAX 4096u
 #define ERROR_NAP_NS 200000
@@ -269,19 +268,12 @@ static bool serve_local(struct ht_ring *ring)
     return served;
 }
 
-static void nap(void)
-{
-    struct timespec ts = {0, ERROR_NAP_NS};
-
-    nanosleep(&ts, NULL);
-}
-
 static void handle_cqe(struct ht_ring *ring, struct ht_segment *p, int res)
 {
     int rc = ht_segment_complete(p, res);
 
     if (rc == -EAGAIN)
-        nap();
+        ht_sleep_ns(ERROR_NAP_NS);
     if (rc == -EAGAIN || rc > 0)
         push_segment(ring, p);
     else
@@ -362,7 +354,7 @@ static void enter(struct ht_ring *ring, unsigned wait)
     if (!passes(rc))
         give_up_unsent(ring, "submit and wait", rc);
     else if (io_uring_cq_ready(&ring->uring) == 0)
-        nap(); /* the kernel is short of memory: requests in flight will end */
+        ht_sleep_ns(ERROR_NAP_NS); /* the kernel is short of memory: requests in flight will end */
 }
 
 /*
@@ -374,7 +366,7 @@ static void reap(struct ht_ring *ring, unsigned wait)
     if (ring->local) {
         submit_uring(ring);
         if (!serve_local(ring))
-            nap();
+            ht_sleep_ns(ERROR_NAP_NS);
         return;
     }
     if (io_uring_sq_ready(&ring->uring) == 0 && take_completions(ring) > 0)

@@ -7,7 +7,6 @@
  */
 #include <assert.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
@@ -425,14 +424,6 @@ int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
     return 0;
 }
 
-/* The mutex is not fair: threads that wait for it come first. */
-static void rest(uint64_t held_ns)
-{
-    const struct timespec t = {.tv_nsec = (long)ht_min_u64(held_ns, REST_NS_MAX)};
-
-    nanosleep(&t, NULL);
-}
-
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
 {
     struct ht_oid_scan scan = {.room = 1};
@@ -444,8 +435,8 @@ int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
     while (!rc && !scan.is_over) {
         uint64_t began_ns = ht_now_ns();
         rc = ht_oid_scan_slice(s, &scan);
-        if (!rc && !scan.is_over)
-            rest(ht_now_ns() - began_ns);
+        if (!rc && !scan.is_over) /* the mutex is not fair: threads that wait for it come first */
+            ht_sleep_ns(ht_min_u64(ht_now_ns() - began_ns, REST_NS_MAX));
     }
     if (rc) {
         free(scan.oid);

@@ -4,7 +4,6 @@
 
 #include <sched.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/pool.h"
 #include "tiering/object/context.h"
@@ -61,10 +60,8 @@ static bool is_awaited(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 /* A slice during which the thread did not run counts as one of usual length. */
 static void rest(struct ht_slice *slice, bool awaited, uint64_t ns)
 {
-    const struct timespec as_long = {.tv_nsec = (long)ht_min_u64(ns, HT_SLICE_NS)};
-
     for (int i = 0; i < (awaited ? HT_SLICE_REST : HT_SLICE_LONG_REST); i++, slice->rested++)
-        nanosleep(&as_long, NULL);
+        ht_sleep_ns(ht_min_u64(ns, HT_SLICE_NS));
 }
 
 void ht_slice_next(struct ht_store *s, struct ht_slice *slice)

@@ -3,7 +3,6 @@
 #include "tiering/space/claim.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
@@ -131,14 +130,13 @@ static int refuse(const struct ht_claim *c)
 /* 0: nobody answered. */
 static int wait_for_owner(const struct ht_claim *c)
 {
-    const struct timespec nap = {0, LOOK_AGAIN_MS * 1000000L};
     uint64_t until_ns = ht_now_ns() + HT_CLAIM_WAIT_MS * UINT64_C(1000000);
 
     ht_info("%s: it was not unmounted, and locks of this machine cannot tell whether another one uses it: waiting %u s "
             "for its answer",
             first_name(c), HT_CLAIM_WAIT_MS / 1000);
     while (ht_now_ns() < until_ns) {
-        nanosleep(&nap, NULL);
+        ht_sleep_ns(LOOK_AGAIN_MS * UINT64_C(1000000));
         if (!all_ask(c))
             return refuse(c);
     }

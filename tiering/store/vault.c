@@ -2,7 +2,6 @@
 /* vault.c - which vault the store has, and chunks that lie in it. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
@@ -288,7 +287,7 @@ static uint64_t next_cold(struct ht_obj *o, uint64_t index)
     return found;
 }
 
-static const struct timespec moment = {.tv_nsec = 10000000};
+enum { MOMENT_NS = 10000000 };
 
 /* As many bytes as the options allow since then. */
 static void pace(const struct ht_store *s, uint64_t began_ns, uint64_t bytes, ht_recall_stop *stop, void *ctx)
@@ -297,7 +296,7 @@ static void pace(const struct ht_store *s, uint64_t began_ns, uint64_t bytes, ht
     uint64_t due_ns = rate ? began_ns + (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
 
     while (ht_now_ns() < due_ns && !stop(ctx))
-        nanosleep(&moment, NULL);
+        ht_sleep_ns(MOMENT_NS);
 }
 
 int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
@@ -313,7 +312,7 @@ int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx)
         rc = rc == -EREMOTE || room ? -EAGAIN : rc;
         index += rc != -EAGAIN;
         if (rc == -EAGAIN) { /* it is read or written now: once more, if it is still cold */
-            nanosleep(&moment, NULL);
+            ht_sleep_ns(MOMENT_NS);
             rc = 0;
         } else if (!rc) {
             pace(o->s, began_ns, bytes, stop, ctx);

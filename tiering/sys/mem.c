@@ -173,7 +173,7 @@ void ht_pinned_stop_populating(struct ht_pinned *m)
     if (m->filler)
         atomic_store(&m->filler->stop, true);
     while (m->filler && !atomic_load(&m->filler->ended)) /* it ends after its step */
-        usleep(1000);
+        ht_sleep_ns(1000000);
 }
 
 /* ------------------------------------------------------------------- parts */

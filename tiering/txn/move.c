@@ -29,7 +29,6 @@
  */
 #include <limits.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/tier/placement.h"
@@ -413,13 +412,12 @@ int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint
 /* All owners that m names, or if that cannot be, these. While a thread holds one this waits a while. */
 static int publish_some(struct ht_store *s, struct ht_move *m, enum whom these, uint64_t *out_lsn)
 {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
     int rc = 0, moved = -EAGAIN;
     enum whom whom = ALL;
 
     for (unsigned i = 0; !rc && i < TRIES && (moved == -EAGAIN || (moved == -ESTALE && whom == ALL)); i++) {
         if (i && moved == -EAGAIN)
-            nanosleep(&pause, NULL);
+            ht_sleep_ns(PAUSE_NS);
         if (moved == -ESTALE || i + 1 == TRIES)
             whom = these;
         rc = publish(s, m, 1, whom, out_lsn, &moved);
