@@ -52,17 +52,14 @@ int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_size(const char *path, const struct ht_cmd_options *o);   /* path: NULL */
-int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_move(const char *path, const struct ht_cmd_options *o);   /* prefetch, evict */
 int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_trim(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_background(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_step(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_abort(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_wait(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_reset(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_parameter(const char *path, const struct ht_cmd_options *o); /* wait, reset, drop */
 int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_delta(const char *path, const struct ht_cmd_options *o);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kept.c - kept steps of a model root: `hitrainctl snapshot`, `rollback`, `clone` and `forget`. */
-#include "mount-helpers/ctl/ctl.h"
+#include "mount-helpers/ctl/figures.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -42,19 +42,16 @@ static int kept_step(int dir, uint64_t *out_step)
 /* The job of the newest kept step that a vault has, too, or "JOB". */
 static void find_job(const char *root, char out[NAME_MAX + 1])
 {
-    char path[PATH_MAX], text[4096];
     struct ht_cmd_line l;
-    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/kept", root);
-    FILE *f = n < 0 || (size_t)n >= sizeof(path) ? NULL : fopen(path, "re");
+    char *text, *save;
 
     snprintf(out, NAME_MAX + 1, "JOB");
-    while (f && fgets(text, sizeof(text), f)) {
-        text[strcspn(text, "\n")] = '\0';
-        if (ht_cmd_parse_json(text, &l) == 0 && ht_cmd_value(&l, "archived")[0])
+    if (ht_hidden_text(root, "kept", &text))
+        return;
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
+        if (ht_cmd_parse_json(line, &l) == 0 && ht_cmd_value(&l, "archived")[0])
             snprintf(out, NAME_MAX + 1, "%s", ht_cmd_value(&l, "archived"));
-    }
-    if (f)
-        fclose(f);
+    free(text);
 }
 
 /* A full store gives up steps that a vault has: it is there, if it ever was here. */
@@ -237,11 +234,8 @@ static int kept_clone_at(const char *root, const char *name, int dir, const char
 {
     char place[PATH_MAX], line[2 * PATH_MAX];
     struct stat st;
-    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
+    int rc = fstat(dir, &st) < 0 ? -errno : place_at(dir, as, place, sizeof(place));
 
-    if (rc < 0)
-        return rc;
-    rc = fstat(dir, &st) < 0 ? -errno : place_at(dir, as, place, sizeof(place));
     if (rc < 0)
         return ht_cmd_explain(path, rc);
     if (strchr(" \t", place[0]) || strchr(" \t", place[strlen(place) - 1])) {

@@ -41,8 +41,8 @@ static int command(const char *path, const char *dir, const char *line)
     return ht_cmd_command(path, dir, line);
 }
 
-/* verb for a directory: followed by for_dir; for a file: with its name, in its directory. */
-static int on_file_or_root(const char *verb, const char *for_dir, const char *path)
+/* The command for a directory; for a file: with its name, in its directory. */
+int ht_cmd_parameter(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX], line[PATH_MAX + 32], *whole, *name;
     struct stat st;
@@ -57,31 +57,16 @@ static int on_file_or_root(const char *verb, const char *for_dir, const char *pa
         return HT_CMD_FAILED;
     }
     if (S_ISDIR(st.st_mode)) {
-        snprintf(line, sizeof(line), "%s%s", verb, for_dir);
+        snprintf(line, sizeof(line), "%s%s", o->command, strcmp(o->command, "reset") == 0 ? " *" : "");
         rc = command(path, whole, line);
     } else {
         rc = split(whole, &name);
-        snprintf(line, sizeof(line), "%s %s", verb, name);
+        snprintf(line, sizeof(line), "%s %s", o->command, name);
         if (rc == 0)
             rc = command(path, whole, line);
     }
     free(whole);
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
-}
-
-int ht_cmd_wait(const char *path, const struct ht_cmd_options *o)
-{
-    return on_file_or_root("wait", "", path);
-}
-
-int ht_cmd_reset(const char *path, const struct ht_cmd_options *o)
-{
-    return on_file_or_root("reset", " *", path);
-}
-
-int ht_cmd_drop(const char *path, const struct ht_cmd_options *o)
-{
-    return on_file_or_root("drop", "", path);
 }
 
 /* ------------------------------------------------------------ step and abort */
@@ -181,14 +166,11 @@ static bool is_mount_root(int fd)
 /* Prints the daemon's text about its last refusal. */
 static void explain_commit(const char *path, int err)
 {
-    char *reason;
+    char *reason = NULL;
+    bool given = ht_cmd_attribute(path, "error", true, &reason) == 0 && reason[0] != '\0';
 
-    if (ht_cmd_attribute(path, "error", true, &reason) == 0 && reason[0] != '\0') {
-        ht_error("%s: commit failed: %s: %s", path, strerror(-err), reason);
-        free(reason);
-        return;
-    }
-    ht_error("%s: commit failed: %s", path, strerror(-err));
+    ht_error("%s: commit failed: %s%s%s", path, strerror(-err), given ? ": " : "", given ? reason : "");
+    free(reason);
 }
 
 /* The page cache first, then the daemon's content. */
@@ -215,14 +197,11 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
     }
     root = is_model_root(path);
     whole_mount = is_mount_root(fd);
-    if (!root && !whole_mount) {
-        ht_error("%s is neither a model root (it has no user.hitrain.optimizer) nor the mount's root", path);
-        close(fd);
-        return HT_CMD_FAILED;
-    }
     bool steered = o->conditional || o->full;
-    if (!root && steered) {
-        ht_error("%s is no model root: --if and --full are for the steps of one", path);
+    if (!root && (!whole_mount || steered)) {
+        ht_error(whole_mount ? "%s is no model root: --if and --full are for the steps of one"
+                             : "%s is neither a model root (it has no user.hitrain.optimizer) nor the mount's root",
+                 path);
         close(fd);
         return HT_CMD_FAILED;
     }
@@ -256,7 +235,7 @@ static const char *below(const char *path, const char *point)
     return path + len + 1;
 }
 
-static int move_content(const char *verb, const char *path)
+int ht_cmd_move(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX], line[PATH_MAX + 32];
     char *whole;
@@ -271,18 +250,8 @@ static int move_content(const char *verb, const char *path)
         free(whole);
         return HT_CMD_FAILED;
     }
-    snprintf(line, sizeof(line), "%s %s", verb, rest);
+    snprintf(line, sizeof(line), "%s %s", o->command, rest);
     free(whole);
     rc = ht_cmd_command(path, point, line);
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
-}
-
-int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o)
-{
-    return move_content("prefetch", path);
-}
-
-int ht_cmd_evict(const char *path, const struct ht_cmd_options *o)
-{
-    return move_content("evict", path);
 }

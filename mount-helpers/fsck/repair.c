@@ -48,15 +48,14 @@ static int delete_object(struct ht_store *s, uint64_t oid)
     return rc != 0 ? rc : error;
 }
 
-static int add_orphans(struct ht_fsck *f)
+static int delete_stranger(struct ht_fsck *f, uint64_t oid, uint64_t part)
 {
-    int rc = 0;
+    return delete_object(f->store, oid);
+}
 
-    for (size_t i = 0; rc == 0 && i < f->orphans.count; i++)
-        rc = ht_ns_lost_found_add(f->ns, f->orphans.list[i].id);
-    for (size_t i = 0; rc == 0 && i < f->strangers.count; i++)
-        rc = delete_object(f->store, f->strangers.list[i].id);
-    return rc;
+static int add_orphan(struct ht_fsck *f, uint64_t oid, uint64_t part)
+{
+    return ht_ns_lost_found_add(f->ns, oid);
 }
 
 /* ------------------------------------------------------------------- chunks */
@@ -72,31 +71,13 @@ static int cut_steps(struct ht_fsck *f, uint64_t root, uint64_t step)
     return rc;
 }
 
-static int cut_noted(struct ht_fsck *f)
-{
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < f->cut_steps.count; i++)
-        rc = cut_steps(f, f->cut_steps.list[i].id, f->cut_steps.list[i].part);
-    return rc;
-}
-
 /* A deleted object has none. */
-static int lose_chunk(struct ht_fsck *f, const struct ht_fsck_note *n)
+static int lose_chunk(struct ht_fsck *f, uint64_t oid, uint64_t index)
 {
-    struct ht_obj *obj = ht_obj_get(f->store, n->id);
-    int rc = obj ? ht_store_lose_chunk(f->store, n->id, n->part) : 0;
+    struct ht_obj *obj = ht_obj_get(f->store, oid);
+    int rc = obj ? ht_store_lose_chunk(f->store, oid, index) : 0;
 
     ht_obj_put(obj);
-    return rc;
-}
-
-static int lose_chunks(struct ht_fsck *f)
-{
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < f->lose.count; i++)
-        rc = lose_chunk(f, &f->lose.list[i]);
     return rc;
 }
 
@@ -133,54 +114,56 @@ static int lose_overlaps(struct ht_fsck *f)
 
 /* ---------------------------------------------------------------- optimizer */
 
-static int configure_root(struct ht_fsck *f, uint64_t root)
+static int set_word(struct ht_fsck *f, uint64_t root, const char *name, const char *text)
 {
-    const char *text = ht_optim_root_config(f->optim, root);
     uint64_t lsn;
-    int rc = ht_ns_setxattr(f->ns, root, HT_XATTR_PREFIX "optimizer", text, strlen(text), 0);
+    int rc = ht_ns_setxattr(f->ns, root, name, text, strlen(text), 0);
 
     return rc != 0 ? rc : ht_scope_commit(f->store, root, &lsn);
+}
+
+static int configure_root(struct ht_fsck *f, uint64_t root, uint64_t part)
+{
+    return set_word(f, root, HT_XATTR_PREFIX "optimizer", ht_optim_root_config(f->optim, root));
 }
 
 /* No program knows this word as that of a step, so pins in the vault stay until the content has come back. */
-static int mark_cold(struct ht_fsck *f, uint64_t root)
+static int mark_cold(struct ht_fsck *f, uint64_t root, uint64_t part)
 {
-    static const char unknown[] = "unknown";
-    uint64_t lsn;
-    int rc = ht_ns_setxattr(f->ns, root, HT_XATTR_PREFIX "cold", unknown, strlen(unknown), 0);
-
-    return rc != 0 ? rc : ht_scope_commit(f->store, root, &lsn);
-}
-
-static int configure_roots(struct ht_fsck *f)
-{
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < f->cold_roots.count; i++)
-        rc = mark_cold(f, f->cold_roots.list[i].id);
-
-    for (size_t i = 0; rc == 0 && i < f->unconfigured.count; i++)
-        rc = configure_root(f, f->unconfigured.list[i].id);
-    return rc;
+    return set_word(f, root, HT_XATTR_PREFIX "cold", "unknown");
 }
 
 /* --------------------------------------------------------------------- all */
 
+static int repair_each(struct ht_fsck *f, const struct ht_fsck_notes *n,
+                       int (*repair)(struct ht_fsck *f, uint64_t id, uint64_t part))
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < n->count; i++)
+        rc = repair(f, n->list[i].id, n->list[i].part);
+    return rc;
+}
+
 static int first_round(struct ht_fsck *f)
 {
-    int rc = cut_noted(f);
+    int rc = repair_each(f, &f->cut_steps, cut_steps);
 
     for (size_t i = 0; i < f->forget.count; i++)
         ht_optim_forget(f->optim, f->forget.list[i].id, f->forget.list[i].part);
     if (rc == 0)
         rc = ht_ns_reconnect(f->ns);
     if (rc == 0)
-        rc = lose_chunks(f); /* also chunks of objects that are deleted next */
+        rc = repair_each(f, &f->lose, lose_chunk); /* also chunks of objects that are deleted next */
     if (rc == 0)
         rc = ht_store_need_features(f->store, f->unmarked);
     if (rc == 0)
-        rc = add_orphans(f);
-    return rc == 0 ? configure_roots(f) : rc;
+        rc = repair_each(f, &f->orphans, add_orphan);
+    if (rc == 0)
+        rc = repair_each(f, &f->strangers, delete_stranger);
+    if (rc == 0)
+        rc = repair_each(f, &f->cold_roots, mark_cold);
+    return rc == 0 ? repair_each(f, &f->unconfigured, configure_root) : rc;
 }
 
 static int round_of(struct ht_fsck *f, bool first)

@@ -302,16 +302,16 @@ static const struct command {
      "that had them. ROOT/.hitrain/shard/<r>of<R>/ has the shard of each. Durable with the next commit. Copies nothing.\n\n"
      "  --to=R           how many ranks there are\n"
      "  --lost=r         the rank that is gone; without it the last ones leave\n"},
-    {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
+    {"wait", "PATH...", NULL, ht_cmd_parameter, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
-    {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
+    {"reset", "PATH...", NULL, ht_cmd_parameter, MANY, 0,
      "Deletes the optimizer state of a parameter, or of all parameters of a model root.\n\n"},
-    {"drop", "PATH...", NULL, ht_cmd_drop, MANY, 0,
+    {"drop", "PATH...", NULL, ht_cmd_parameter, MANY, 0,
      "Takes back the gradient of a parameter in the open step, as if it had not been written.\n\n"},
-    {"prefetch", "PATH...", NULL, ht_cmd_prefetch, MANY, 0,
+    {"prefetch", "PATH...", NULL, ht_cmd_move, MANY, 0,
      "Loads files into the DRAM tier. At most half of the clean content of other files goes for each. Needs write permission\n"
      "on the mount's root.\n\n"},
-    {"evict", "PATH...", NULL, ht_cmd_evict, MANY, 0,
+    {"evict", "PATH...", NULL, ht_cmd_move, MANY, 0,
      "Writes files back and releases their memory in the DRAM tier. Needs write permission on the mount's root.\n\n"},
     {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_cmd_scrub, ONE, OPT_BIT(OPT_JSON),
      "Reads everything that the store of PATH has on its devices, in the background, and verifies it. Repairs content\n"
@@ -406,13 +406,6 @@ static bool takes_verb(const struct command *command, const char *word)
     return false;
 }
 
-static const char *verbs_of(const struct command *command)
-{
-    return command->verbs == scrub_verbs     ? "scrub start, status or stop"
-        : command->verbs == background_verbs ? "background status, pause or resume"
-                                             : "trace show or save";
-}
-
 static int run_command(const struct command *command, char **paths, const struct ht_cmd_options *o)
 {
     int status = HT_CMD_OK;
@@ -465,8 +458,10 @@ static int run_words(int argc, char **argv)
     }
     if (command->verbs) {
         o.verb = argv[optind + 1];
-        if (!takes_verb(command, o.verb))
-            return usage_error("expected: hitrainctl ", verbs_of(command));
+        if (!takes_verb(command, o.verb)) {
+            ht_error("expected: hitrainctl %s %s", command->name, command->usage);
+            return usage_error(NULL, NULL);
+        }
         optind++;
     }
     if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most) {

@@ -103,15 +103,11 @@ static int check_mounted(const struct ht_mkfs_target *t)
     return -EBUSY;
 }
 
-static bool same_file(const char *path, const struct stat *st)
+static bool is_same(const struct stat *a, const struct stat *b)
 {
-    struct stat other;
-
-    if (stat(path, &other) != 0)
-        return false;
-    if (S_ISBLK(st->st_mode))
-        return S_ISBLK(other.st_mode) && other.st_rdev == st->st_rdev;
-    return other.st_dev == st->st_dev && other.st_ino == st->st_ino;
+    if (S_ISBLK(a->st_mode))
+        return S_ISBLK(b->st_mode) && a->st_rdev == b->st_rdev;
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
 /*
@@ -121,13 +117,14 @@ static bool same_file(const char *path, const struct stat *st)
 static int check_swap(const char *path, const struct stat *st)
 {
     FILE *f = fopen("/proc/swaps", "re");
+    struct stat other;
     char line[4200];
     int rc = 0;
 
     while (rc == 0 && f && fgets(line, sizeof(line), f)) {
         line[strcspn(line, " \t\n")] = '\0';
         ht_proc_unescape(line);
-        if (!same_file(line, st))
+        if (stat(line, &other) != 0 || !is_same(st, &other))
             continue;
         ht_error("%s is in use as swap: end that with swapoff", path);
         rc = -EBUSY;
@@ -273,10 +270,7 @@ int ht_mkfs_check_distinct(const struct ht_mkfs_target *targets, unsigned count)
         if (!there)
             memset(&st[i], 0, sizeof(st[i]));
         for (unsigned k = 0; k < i; k++) {
-            bool same = !there           ? strcmp(targets[i].path, targets[k].path) == 0
-                : S_ISBLK(st[i].st_mode) ? S_ISBLK(st[k].st_mode) && st[i].st_rdev == st[k].st_rdev
-                                         : st[i].st_dev == st[k].st_dev && st[i].st_ino == st[k].st_ino;
-            if (same) {
+            if (there ? is_same(&st[i], &st[k]) : strcmp(targets[i].path, targets[k].path) == 0) {
                 ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
                 return -EINVAL;
             }

@@ -142,11 +142,10 @@ static int run_daemon(const struct request *r)
 
 static int add_options(struct request *r, const char *text)
 {
-    const char *what = NULL;
-    int rc = ht_mount_options(text, &r->options, &what);
+    int rc = ht_mount_options(text, &r->options);
 
     if (rc == -ENOTSUP)
-        ht_error("%s: option '%s' is not possible: hitrain opens regular files itself", r->point, what);
+        ht_error("%s: option 'loop' is not possible: hitrain opens regular files itself", r->point);
     else if (rc < 0)
         ht_error("%s", strerror(-rc));
     return rc == 0 ? EXIT_SUCCESS : rc == -ENOMEM ? EXIT_SYSTEM : EXIT_USAGE;

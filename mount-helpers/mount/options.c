@@ -15,9 +15,6 @@ static const char *const dropped[] = {
 /* The same, up to a value or a name that follows. */
 static const char *const dropped_prefixes[] = {"x-", "X-", "comment=", "user=", "uhelper=", "helper="};
 
-/* Options that mount(8) passes on although no FUSE file system can follow them. */
-static const char *const refused[] = {"loop"};
-
 static bool is_word(const char *option, size_t len, const char *word)
 {
     return strlen(word) == len && memcmp(option, word, len) == 0;
@@ -36,14 +33,6 @@ static bool is_dropped(const char *option, size_t len)
     return false;
 }
 
-static const char *find_refused(const char *option, size_t len)
-{
-    for (size_t i = 0; i < HT_ARRAY_SIZE(refused); i++)
-        if (is_word(option, len, refused[i]))
-            return refused[i];
-    return NULL;
-}
-
 static size_t option_length(const char *text)
 {
     bool quoted = false;
@@ -59,15 +48,12 @@ static size_t option_length(const char *text)
     return n;
 }
 
-int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what)
+int ht_mount_options(const char *text, struct ht_buf *out)
 {
     while (*text != '\0') {
         size_t len = option_length(text);
-        const char *no = find_refused(text, len);
-        if (no) {
-            *out_what = no;
+        if (is_word(text, len, "loop")) /* mount(8) passes it on, and no FUSE file system can follow it */
             return -ENOTSUP;
-        }
         if (len > 0 && !is_dropped(text, len)) {
             if (out->len > 0)
                 out->data[out->len - 1] = ','; /* in place of the NUL */

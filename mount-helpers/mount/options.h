@@ -9,8 +9,8 @@
 /*
  * Appends the options of text (separated by commas; commas within double quotes belong to the option) that are meant
  * for the daemon to out, separated by commas and ended by a NUL. May be called several times for one out: each -o adds.
- * 0, -ENOMEM, or -ENOTSUP for an option that cannot be followed, named in *out_what.
+ * 0, -ENOMEM, or -ENOTSUP for the option loop, which cannot be followed.
  */
-int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what) HT_MUST_CHECK;
+int ht_mount_options(const char *text, struct ht_buf *out) HT_MUST_CHECK;
 
 #endif
