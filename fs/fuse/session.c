@@ -12,7 +12,6 @@
 #include "tiering/sys/mounts.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>

@@ -26,7 +26,6 @@
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 /* ----------------------------------------------------------- single things */

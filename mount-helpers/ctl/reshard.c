@@ -5,7 +5,6 @@
 #include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
 
 #include "mount-helpers/common/text.h"

@@ -8,14 +8,11 @@
 #include "mount-helpers/look/exposition.h"
 #include "mount-helpers/ctl/figures.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tiering/base/files.h"

@@ -8,7 +8,6 @@
  *
  * It does not wait after a lazy or forced unmount, nor if another mount of the same store remains.
  */
-#include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <stdio.h>

@@ -7,7 +7,6 @@
  * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
  * error here never fails a step: its commit publishes everything.
  */
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"

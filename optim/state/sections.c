@@ -9,7 +9,6 @@
 #include "optim/rules/newton_schulz.h"
 #include "optim/rules/sections.h"
 #include "optim/state/param.h"
-#include "optim/state/root.h"
 
 typedef unsigned long long ull;
 

@@ -19,7 +19,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
-#include "tiering/object/scope.h"
 
 bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t bytes)
 {

@@ -14,7 +14,6 @@
 #include "tiering/base/event.h"
 #include "tiering/io/dev.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"

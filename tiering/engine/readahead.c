@@ -15,7 +15,6 @@
  *
  * Threads hold several chunks here, in any order. They wait for a chunk only when they hold none.
  */
-#include <assert.h>
 
 #include "tiering/base/list.h"
 #include "tiering/tier/readahead_policy.h"

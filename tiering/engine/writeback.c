@@ -10,7 +10,6 @@
 #include "tiering/sys/nodes.h"
 #include "tiering/io/gate.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/store.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"

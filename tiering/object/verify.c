@@ -12,7 +12,6 @@
 #include "tiering/base/idhash.h"
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
-#include "tiering/space/super.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"

@@ -13,7 +13,6 @@
 #include "tiering/space/super_priv.h"
 
 #include "tiering/base/mutant.h"
-#include "tiering/space/members.h"
 
 int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
                  enum ht_device_class device_class)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rw.c - reading and writing bytes of objects, chunk by chunk. */
-#include <assert.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
