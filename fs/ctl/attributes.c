@@ -373,37 +373,28 @@ static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
     return t.root ? ht_optim_root_stat(c->optim, t.root, out) : -ENODATA;
 }
 
-static int set_step_of(struct ht_ctl *c, uint64_t root, uint64_t step)
-{
-    int rc = ht_optim_root_set_step(c->optim, root, step);
-
-    if (rc == -EBUSY)
-        ht_last_error_set(c, root, "step", "step: a step is open or ends now; commit or abort it first");
-    return rc;
-}
-
 static int set_step(const struct request *q)
 {
+    struct ht_ctl *c = q->ctl;
     struct ht_ns_tensor t;
     uint64_t step;
-    int rc = ht_ns_tensor(q->ctl->ns, q->ino, &t);
+    int rc = ht_ns_tensor(c->ns, q->ino, &t);
 
     if (rc)
         return rc;
     if (!t.is_root) {
-        ht_last_error_set(q->ctl, q->ino, "step", "step: this is no model root");
+        ht_last_error_set(c, q->ino, "step", "step: this is no model root");
         return -EINVAL;
     }
     if (ht_parse_u64(q->value, q->len, &step) || step > INT64_MAX) {
-        ht_last_error_set(q->ctl, q->ino, "step", "step: a number in decimal digits, at most %lld",
-                          (long long)INT64_MAX);
+        ht_last_error_set(c, q->ino, "step", "step: a number in decimal digits, at most %lld", (long long)INT64_MAX);
         return -EINVAL;
     }
-    ht_mutex_lock(ht_ctl_root_lock(q->ctl));
-    rc = ht_ctl_may_set_words(q->ctl, q->ino, q->ino, "step", q->caller);
-    if (rc == 0)
-        rc = set_step_of(q->ctl, q->ino, step);
-    ht_mutex_unlock(ht_ctl_root_lock(q->ctl));
+    ht_mutex_lock(ht_ctl_root_lock(c));
+    rc = ht_ctl_may_set_words(c, q->ino, q->ino, "step", q->caller);
+    if (rc == 0 && (rc = ht_optim_root_set_step(c->optim, q->ino, step)) == -EBUSY)
+        ht_last_error_set(c, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    ht_mutex_unlock(ht_ctl_root_lock(c));
     return rc;
 }
 
@@ -453,14 +444,13 @@ static int sticky_error(struct ht_ctl *c, uint64_t ino, bool clear)
 /* A lost write comes first, then the optimizer's refusal, then that of a word or of the tree. */
 static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
-    struct ht_ns_tensor t;
     struct ht_root_stat st;
     struct ht_last_error p;
     int lost = sticky_error(c, ino, false);
 
     if (lost)
         return snprintf(buf, cap, "write: %s", strerror(-lost));
-    if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.is_root && ht_optim_root_stat(c->optim, ino, &st) == 0 && st.error[0])
+    if (ht_ctl_is_root(c, ino) && ht_optim_root_stat(c->optim, ino, &st) == 0 && st.error[0])
         return ht_last_error_format(st.error, true, st.error_step, st.error_time, buf, cap);
     return ht_last_error_get(c, ino, &p) ? ht_last_error_format(p.text, p.in_model, p.step, p.time, buf, cap) : 0;
 }
@@ -469,11 +459,10 @@ static int clear_error(const struct request *q)
 {
     const struct ht_event_about about = {.id = q->ino};
     struct ht_root_stat st;
-    struct ht_ns_tensor t;
     bool any = sticky_error(q->ctl, q->ino, true) != 0;
 
     any |= ht_last_error_clear(q->ctl, q->ino);
-    if (ht_ns_tensor(q->ctl->ns, q->ino, &t) == 0 && t.is_root) {
+    if (ht_ctl_is_root(q->ctl, q->ino)) {
         any |= ht_optim_root_stat(q->ctl->optim, q->ino, &st) == 0 && st.error[0];
         ht_optim_root_clear_error(q->ctl->optim, q->ino);
     }

@@ -400,21 +400,16 @@ static void close_session(struct ht_hidden_file *f)
     free(f->session);
 }
 
-static const char *errno_name(int error)
+static void put_answer(struct session *t, int error, const char *err) HT_REQUIRES(HT_LOCK_CTL_SESSION)
 {
     const char *name = strerrorname_np(-error);
 
-    return name ? name : "EIO";
-}
-
-static void put_answer(struct session *t, int error, const char *err) HT_REQUIRES(HT_LOCK_CTL_SESSION)
-{
     if (t->results.len - t->read > RESULTS_MAX_BYTES) {
         ht_buf_reset(&t->results);
         t->read = 0;
     }
     if (error)
-        ht_buf_printf(&t->results, "error: %s: %s\n", errno_name(error), err);
+        ht_buf_printf(&t->results, "error: %s: %s\n", name ? name : "EIO", err);
     else
         ht_buf_printf(&t->results, "ok\n");
 }

@@ -45,18 +45,13 @@ struct row {
     const char *help;
 };
 
-#define STORE(word, kind, field, help)                              \
-    {                                                               \
-        word, OF_STORE, kind, offsetof(struct metrics, field), help \
+#define ROW(scope, word, kind, field, help)                      \
+    {                                                            \
+        word, scope, kind, offsetof(struct metrics, field), help \
     }
-#define ROOT(word, kind, field, help)                              \
-    {                                                              \
-        word, OF_ROOT, kind, offsetof(struct metrics, field), help \
-    }
-#define FILE_(word, kind, field, help)                             \
-    {                                                              \
-        word, OF_FILE, kind, offsetof(struct metrics, field), help \
-    }
+#define STORE(...) ROW(OF_STORE, __VA_ARGS__)
+#define ROOT(...) ROW(OF_ROOT, __VA_ARGS__)
+#define FILE_(...) ROW(OF_FILE, __VA_ARGS__)
 
 static const struct row rows[] = {
     STORE("mount_param_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_PARAM], "Parameter bytes read through the mount."),

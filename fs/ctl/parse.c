@@ -499,22 +499,16 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
     return 0;
 }
 
-static bool line_takes_turn(const char *line, size_t len)
-{
-    const char *end;
-    const struct word *w = first_word(&line, &len, &end);
-
-    return w && w->takes_turn;
-}
-
 bool ht_parse_takes_turn(const char *text, size_t len)
 {
     const char *end = text + len;
 
     while (text < end) {
         const char *newline = memchr(text, '\n', (size_t)(end - text));
-        const char *stop = newline ? newline : end;
-        if (line_takes_turn(text, (size_t)(stop - text)))
+        const char *stop = newline ? newline : end, *line = text, *word_end;
+        size_t n = (size_t)(stop - text);
+        const struct word *w = first_word(&line, &n, &word_end);
+        if (w && w->takes_turn)
             return true;
         text = stop + (newline != NULL);
     }

@@ -351,42 +351,23 @@ void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
 
 /*
  * ops_*.c: the operations, by theme: on inodes of the store, and (ht_hidden_op_) on entries of the hidden tree. ops.c
- * chooses.
+ * chooses. X(op)
  */
+/* clang-format off */
+#define HT_FUSE_OPS_OF_BOTH(X) \
+    X(getattr) X(setattr) X(lookup) X(open) X(read) X(write) X(flush) X(release) X(fsync) X(ioctl) \
+    X(opendir) X(readdir) X(readdirplus) X(releasedir) X(getxattr) X(listxattr)
+#define HT_FUSE_OPS_OF_STORE(X) \
+    X(create) X(lseek) X(fsyncdir) X(mknod) X(mkdir) X(unlink) X(rmdir) X(symlink) X(link) X(rename) X(tmpfile) \
+    X(fallocate) X(copy_file_range) X(setxattr) X(removexattr)
+/* clang-format on */
 #define HT_OPERATION(op) __typeof__(*((struct fuse_lowlevel_ops *)NULL)->op)
-HT_OPERATION(getattr) ht_op_getattr, ht_hidden_op_getattr;
-HT_OPERATION(setattr) ht_op_setattr, ht_hidden_op_setattr;
-HT_OPERATION(lookup) ht_op_lookup, ht_hidden_op_lookup;
-HT_OPERATION(create) ht_op_create;
-HT_OPERATION(open) ht_op_open, ht_hidden_op_open;
-HT_OPERATION(read) ht_op_read, ht_hidden_op_read;
-HT_OPERATION(write) ht_op_write, ht_hidden_op_write;
-HT_OPERATION(flush) ht_op_flush, ht_hidden_op_flush;
-HT_OPERATION(release) ht_op_release, ht_hidden_op_release;
-HT_OPERATION(fsync) ht_op_fsync, ht_hidden_op_fsync;
-HT_OPERATION(lseek) ht_op_lseek;
-HT_OPERATION(ioctl) ht_op_ioctl, ht_hidden_op_ioctl;
-HT_OPERATION(opendir) ht_op_opendir, ht_hidden_op_opendir;
-HT_OPERATION(readdir) ht_op_readdir, ht_hidden_op_readdir;
-HT_OPERATION(readdirplus) ht_op_readdirplus, ht_hidden_op_readdirplus;
-HT_OPERATION(releasedir) ht_op_releasedir, ht_hidden_op_releasedir;
-HT_OPERATION(fsyncdir) ht_op_fsyncdir;
-HT_OPERATION(getxattr) ht_op_getxattr, ht_hidden_op_getxattr;
-HT_OPERATION(listxattr) ht_op_listxattr, ht_hidden_op_listxattr;
-HT_OPERATION(readlink) ht_op_readlink;
-HT_OPERATION(statfs) ht_op_statfs;
-HT_OPERATION(mknod) ht_op_mknod;
-HT_OPERATION(mkdir) ht_op_mkdir;
-HT_OPERATION(unlink) ht_op_unlink;
-HT_OPERATION(rmdir) ht_op_rmdir;
-HT_OPERATION(symlink) ht_op_symlink;
-HT_OPERATION(link) ht_op_link;
-HT_OPERATION(rename) ht_op_rename;
-HT_OPERATION(tmpfile) ht_op_tmpfile;
-HT_OPERATION(fallocate) ht_op_fallocate;
-HT_OPERATION(copy_file_range) ht_op_copy_file_range;
-HT_OPERATION(setxattr) ht_op_setxattr;
-HT_OPERATION(removexattr) ht_op_removexattr;
+#define HT_OF_BOTH(op) HT_OPERATION(op) ht_op_##op, ht_hidden_op_##op;
+#define HT_OF_STORE(op) HT_OPERATION(op) ht_op_##op;
+HT_FUSE_OPS_OF_BOTH(HT_OF_BOTH)
+HT_FUSE_OPS_OF_STORE(HT_OF_STORE)
+HT_OF_STORE(readlink)
+HT_OF_STORE(statfs)
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);
 

@@ -86,11 +86,9 @@ static struct ht_list *bucket_of(struct ht_fuse *f, enum ht_lane_kind kind, uint
 
 static struct ht_job_lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    ht_list_for_each(pos, bucket_of(f, kind, key)) {
-        struct ht_job_lane *l = ht_list_entry(pos, struct ht_job_lane, link);
+    ht_list_for_each_entry(l, bucket_of(f, kind, key), struct ht_job_lane, link)
         if (l->kind == kind && l->key == key)
             return l;
-    }
     return NULL;
 }
 

@@ -111,41 +111,15 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
     fuse_reply_none(req);
 }
 
+/* clang-format off */
+#define ROW(op) .op = op_##op,
 const struct fuse_lowlevel_ops ht_fuse_ops = {
+    HT_FUSE_OPS_OF_BOTH(ROW)
+    HT_FUSE_OPS_OF_STORE(ROW)
     .init = ht_fuse_init,
-    .lookup = op_lookup,
     .forget = op_forget,
     .forget_multi = op_forget_multi,
-    .getattr = op_getattr,
-    .setattr = op_setattr,
     .readlink = ht_op_readlink,
-    .mknod = op_mknod,
-    .mkdir = op_mkdir,
-    .unlink = op_unlink,
-    .rmdir = op_rmdir,
-    .symlink = op_symlink,
-    .rename = op_rename,
-    .link = op_link,
-    .create = op_create,
-    .tmpfile = op_tmpfile,
-    .open = op_open,
-    .read = op_read,
-    .write = op_write,
-    .flush = op_flush,
-    .release = op_release,
-    .fsync = op_fsync,
-    .fallocate = op_fallocate,
-    .copy_file_range = op_copy_file_range,
-    .lseek = op_lseek,
-    .ioctl = op_ioctl,
-    .opendir = op_opendir,
-    .readdir = op_readdir,
-    .readdirplus = op_readdirplus,
-    .releasedir = op_releasedir,
-    .fsyncdir = op_fsyncdir,
     .statfs = ht_op_statfs,
-    .setxattr = op_setxattr,
-    .getxattr = op_getxattr,
-    .listxattr = op_listxattr,
-    .removexattr = op_removexattr,
 };
+/* clang-format on */

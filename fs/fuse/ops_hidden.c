@@ -320,11 +320,6 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
     ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_WRITE, job.data, job.size), &job);
 }
 
-static void reply_background(fuse_req_t req, struct fuse_file_info *fi)
-{
-    ht_reply_ioctl(req, fi ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
-}
-
 void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
                         unsigned flags, const void *in, size_t in_len, size_t out_cap)
 {
@@ -333,7 +328,7 @@ void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg,
     if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, NULL, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
-        reply_background(req, fi && !(flags & FUSE_IOCTL_DIR) ? fi : NULL);
+        ht_reply_ioctl(req, fi && !(flags & FUSE_IOCTL_DIR) ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
     else if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino))
         ht_reply_passed(req, ino, out_cap);
     else if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))

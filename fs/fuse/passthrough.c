@@ -58,13 +58,13 @@ bool ht_passthrough_may_be(struct ht_fuse *f, uint64_t ino, int flags, uint32_t 
     return f->passthrough.share_bytes && (!f->passthrough.lent || asks(f, ino, flags, user));
 }
 
-static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, int flags, uint32_t user)
+static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, int flags, bool asked)
 {
     const struct ht_passthrough_case c = {
         .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
         .pinned = has_value(f, e->ino, HT_XATTR_PREFIX "pin", "dram"),
         .direct = flags & O_DIRECT,
-        .asked = asks(f, e->ino, flags, user),
+        .asked = asked,
         .lent = f->passthrough.lent,
         .frozen = ht_ns_is_frozen(f->ns, e->ino),
         .bytes = ht_obj_size(obj),
@@ -115,10 +115,9 @@ int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, str
 }
 
 /* An opener that did not ask keeps the order of its reads with updates. */
-static void use_memory(fuse_req_t req, const struct ht_passthrough_file *e, struct fuse_file_info *fi)
+static void use_memory(const struct ht_passthrough_file *e, struct fuse_file_info *fi, bool in_order)
 {
-    bool calls = fi->direct_io || (fi->flags & O_ACCMODE) != O_RDONLY ||
-        !ht_passthrough_may_be(ht_fuse_of(req), e->ino, fi->flags, fuse_req_ctx(req)->uid);
+    bool calls = fi->direct_io || (fi->flags & O_ACCMODE) != O_RDONLY || in_order;
 
     fi->backing_id = e->backing;
     fi->direct_io = calls;
@@ -132,12 +131,11 @@ static void trace(struct ht_fuse *f, const struct ht_open *o, enum ht_trace_op o
 
 /* The first open of an active file, which was closed a moment ago, or is still mapped: is it to be as before? */
 static void look_again(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj,
-                       const struct fuse_file_info *fi)
+                       const struct fuse_file_info *fi, bool asked)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    uint32_t user = fuse_req_ctx(req)->uid;
 
-    if (e->obj != obj || e->user != user || !wanted(f, e, obj, fi->flags, user))
+    if (e->obj != obj || e->user != fuse_req_ctx(req)->uid || !wanted(f, e, obj, fi->flags, asked))
         (void)ht_passthrough_file_end(f, e);
     else if (e->stores && !ht_passthrough_may_store(fi->flags) && ht_passthrough_file_is_free(f, e)) {
         ht_obj_shm_expect_no_stores(e->obj);
@@ -159,10 +157,10 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     if (!e)
         return -ENOMEM;
     o->passthrough = e;
+    bool asked = asks(f, o->ino, fi->flags, fuse_req_ctx(req)->uid);
     if (e->active && !e->others)
-        look_again(req, e, o->obj, fi);
-    if (!e->active && wanted(f, e, o->obj, fi->flags, fuse_req_ctx(req)->uid) &&
-        ht_passthrough_file_begin(req, e, o->obj, stores))
+        look_again(req, e, o->obj, fi, asked);
+    if (!e->active && wanted(f, e, o->obj, fi->flags, asked) && ht_passthrough_file_begin(req, e, o->obj, stores))
         f->traffic->passthrough_fallbacks++;
     if (e->active && stores && !e->stores) {
         rc = ht_obj_shm_expect_stores(e->obj);
@@ -173,7 +171,7 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
         }
     }
     if (e->active && rc == 0) {
-        use_memory(req, e, fi);
+        use_memory(e, fi, f->passthrough.lent && !asked);
         f->traffic->passthrough_opens++;
         trace(f, o, HT_TRACE_OPEN, &mark);
     }
@@ -207,7 +205,7 @@ bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
 
     if (!e)
         return false;
-    done = wanted(f, e, obj, 0, 0) && open_memory(f, obj, 0, &fd) == 0;
+    done = wanted(f, e, obj, 0, asks(f, ino, 0, 0)) && open_memory(f, obj, 0, &fd) == 0;
     if (done)
         ht_obj_shm_close(obj);
     ht_passthrough_file_leave(f, e);

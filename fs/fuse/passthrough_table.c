@@ -17,11 +17,9 @@ static_assert(HT_PASSTHROUGH_BUCKETS == 256, "eight bits");
 
 struct ht_passthrough_file *ht_passthrough_file_find(struct ht_fuse *f, uint64_t ino)
 {
-    ht_list_for_each(p, bucket(f, ino)) {
-        struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, link);
+    ht_list_for_each_entry(e, bucket(f, ino), struct ht_passthrough_file, link)
         if (e->ino == ino)
             return e;
-    }
     return NULL;
 }
 
