@@ -496,13 +496,6 @@ static void list_name(const char *name, char *buf, size_t cap, size_t *len)
     *len += n;
 }
 
-static bool is_trusted(const char *name)
-{
-    static const char prefix[] = "trusted.";
-
-    return strncmp(name, prefix, strlen(prefix)) == 0;
-}
-
 static ssize_t list_locked(const struct ht_ns_inode *i, bool trusted, char *buf, size_t cap)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
@@ -514,7 +507,8 @@ static ssize_t list_locked(const struct ht_ns_inode *i, bool trusted, char *buf,
         if (word_value(&word_fields[n], i) != 0)
             list_name(word_fields[n].name, buf, cap, &len);
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
-        if (x->state != HT_NS_GONE && !is_hidden(x->data) && (trusted || !is_trusted(x->data)))
+        if (x->state != HT_NS_GONE && !is_hidden(x->data) &&
+            (trusted || strncmp(x->data, "trusted.", strlen("trusted.")) != 0))
             list_name(x->data, buf, cap, &len);
     return cap == 0 || len <= cap ? (ssize_t)len : -ERANGE;
 }

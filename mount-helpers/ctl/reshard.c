@@ -31,12 +31,6 @@ static bool is_parameter(const char *path)
     return false;
 }
 
-/* The owner that a block had, under its present number. */
-static unsigned former(const struct change *c, const uint16_t *before, uint64_t b)
-{
-    return c->first ? HT_SHARDS_NONE : ht_shards_renumber(&c->after, before[b]);
-}
-
 static int add_parameter(struct change *c, uint64_t size)
 {
     uint64_t blocks = ht_div_up(size, HT_SHARD_BLOCK_BYTES), moved = 0, moved_before = c->moved;
@@ -49,7 +43,7 @@ static int add_parameter(struct change *c, uint64_t size)
     }
     for (uint64_t b = 0; rc == 0 && b < blocks; b++) {
         uint64_t bytes = ht_min_u64(HT_SHARD_BLOCK_BYTES, size - b * HT_SHARD_BLOCK_BYTES);
-        bool moves = !c->first && former(c, before, b) != now[b];
+        bool moves = !c->first && ht_shards_renumber(&c->after, before[b]) != now[b];
         c->bytes[now[b]] += bytes;
         c->gets[now[b]] += moves ? bytes : 0;
         c->total += bytes;

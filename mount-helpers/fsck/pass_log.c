@@ -14,24 +14,18 @@
 #include "tiering/api/check.h"
 #include "tiering/api/stats.h"
 
-static uint64_t copy_place(const struct ht_fsck *f, unsigned copy, uint64_t pos)
-{
-    const struct ht_super *sb = ht_store_super(f->store);
-
-    return sb->log_offset[copy] + pos % sb->log_bytes;
-}
-
 static void report_damage(struct ht_fsck *f, unsigned copy)
 {
+    const struct ht_super *sb = ht_store_super(f->store);
     uint64_t pos = f->log.copy[copy].damage_pos, frame = f->log.copy[copy].last_seq + 1;
     int error = f->log.copy[copy].error;
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
-    w.device = ht_dev_name(f->member[ht_store_super(f->store)->log_device[copy]]);
+    w.device = ht_dev_name(f->member[sb->log_device[copy]]);
     w.copy = copy;
     w.position = pos;
     w.frame = frame;
-    w.offset = copy_place(f, copy, pos);
+    w.offset = sb->log_offset[copy] + pos % sb->log_bytes;
     if (error != 0)
         ht_fsck_problem(f, HT_FSCK_LOG_READ, &w,
                         "%s: log copy %u cannot be read at position %llu (byte offset %llu), frame %llu: %s", w.device,

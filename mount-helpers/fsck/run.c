@@ -22,15 +22,6 @@ static int run_pass(struct ht_fsck *f, const struct pass *p)
     return rc;
 }
 
-static int check(struct ht_fsck *f)
-{
-    int rc = 0;
-
-    for (unsigned i = 0; rc == 0 && i < HT_ARRAY_SIZE(passes); i++)
-        rc = run_pass(f, &passes[i]);
-    return rc;
-}
-
 /*
  * The passes have reported all problems that opening for repair meets. The next run finds those that cannot be repaired
  * now.
@@ -62,7 +53,8 @@ int ht_fsck_run(struct ht_fsck *f, const char *name)
         ht_json_array(&f->json, "problems");
     }
     rc = f->failed ? -EIO : f->opt.mode != HT_FSCK_CHECK ? ht_claim_ask(f->devs, f->dev_count) : 0;
-    rc = rc == 0 ? check(f) : rc;
+    for (unsigned i = 0; rc == 0 && i < HT_ARRAY_SIZE(passes); i++)
+        rc = run_pass(f, &passes[i]);
     /* -EUCLEAN: the damage that ends the check was reported as a problem */
     f->failed |= rc < 0 && (rc != -EUCLEAN || f->problems == 0);
     if (f->opt.json && f->opt.mode == HT_FSCK_CHECK)

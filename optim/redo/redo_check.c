@@ -60,15 +60,6 @@ static const char *check_param(struct redo_check *w, uint64_t i) HT_REQUIRES(HT_
     return NULL;
 }
 
-static const char *check_params(struct redo_check *w) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    const char *why = NULL;
-
-    for (uint64_t i = 0; !why && i < w->s.params; i++)
-        why = check_param(w, i);
-    return why;
-}
-
 /* ------------------------------------------------------------------ pieces */
 
 static int by_place(const void *a, const void *b)
@@ -197,8 +188,9 @@ static int check_summary(struct redo_check *w, const char **out)
     int rc = w->param && w->shape && w->phases ? 0 : -ENOMEM;
 
     lock(w->root->o);
-    if (!rc)
-        *out = check_params(w);
+    *out = NULL;
+    for (uint64_t i = 0; !rc && !*out && i < w->s.params; i++)
+        *out = check_param(w, i);
     if (!rc && !*out)
         rc = check_pieces(w, out);
     unlock(w->root->o);

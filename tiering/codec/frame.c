@@ -239,20 +239,16 @@ static bool read_layout(const uint8_t *frame, uint32_t frame_bytes, struct layou
 }
 
 /*
- * One frame of today's format that names its length and no dictionary: older formats, frames that are skipped, and
- * several frames one after the other are refused. The library gets no more room than the caller has, and needs no
- * window of its own for a frame that it decodes in one call.
+ * Do the bytes decode to exactly so many? Takes any bytes. Writes to out only. They are to be one frame of today's
+ * format that names its length and no dictionary: older formats, frames that are skipped, and several frames one after
+ * the other are refused. The library gets no more room than the caller has, and needs no window of its own for a frame
+ * that it decodes in one call.
  */
-static bool well_formed(const void *in, size_t in_bytes, size_t bytes)
-{
-    return in_bytes >= 4 && ht_le32_load(in) == ZSTD_MAGICNUMBER && ZSTD_getFrameContentSize(in, in_bytes) == bytes &&
-        ZSTD_getDictID_fromFrame(in, in_bytes) == 0 && ZSTD_findFrameCompressedSize(in, in_bytes) == in_bytes;
-}
-
-/* Do the bytes decode to exactly so many? Takes any bytes. Writes to out only. */
 static bool decompress(ZSTD_DCtx *z, const void *in, size_t in_bytes, void *out, size_t bytes)
 {
-    return well_formed(in, in_bytes, bytes) && ZSTD_decompressDCtx(z, out, bytes, in, in_bytes) == bytes;
+    return in_bytes >= 4 && ht_le32_load(in) == ZSTD_MAGICNUMBER && ZSTD_getFrameContentSize(in, in_bytes) == bytes &&
+        ZSTD_getDictID_fromFrame(in, in_bytes) == 0 && ZSTD_findFrameCompressedSize(in, in_bytes) == in_bytes &&
+        ZSTD_decompressDCtx(z, out, bytes, in, in_bytes) == bytes;
 }
 
 /* After this nothing of the frame is needed. */

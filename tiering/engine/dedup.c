@@ -410,13 +410,6 @@ static uint64_t begins_ns(struct ht_store *s, const struct ht_dedup *d)
     return d->again || d->seen_lsn != s->frees.last_lsn + 1 ? 0 : now + PASS_COMMITS * commit_ns(s);
 }
 
-static int begin_next(struct ht_store *s, struct ht_dedup *d)
-{
-    d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
-    d->again = false;
-    return begin_pass(s, d);
-}
-
 static void end_pass(struct ht_store *s, struct ht_dedup *d)
 {
     struct ht_dedup_pass *p = d->pass;
@@ -463,7 +456,9 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         b->at_ns = begins_ns(s, d);
         if (b->at_ns)
             return HT_STEP_IDLE;
-        return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+        d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
+        d->again = false;
+        return begin_pass(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     }
     /* What the mount has found has not changed since. If no model waits for its reserves, the first pass need not. */
     if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->due_ns)

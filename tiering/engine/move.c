@@ -145,18 +145,13 @@ static bool choose_groups(struct ht_move_batch *b, unsigned *device, uint64_t *g
     return end;
 }
 
-/* What comes next cannot be divided, and takes longer than a step. */
-static bool is_long(const struct ht_move_batch *b)
-{
-    return b->sorted ? ht_move_is_long(b) : ht_pass_is_long(&b->pass);
-}
-
 /* 1: the batch has more to do; 0: it is done. */
 static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
 {
     int rc = 0;
 
-    budget->next_is_long = !budget->may_be_long && is_long(b);
+    /* What comes next cannot be divided, and takes longer than a step. */
+    budget->next_is_long = !budget->may_be_long && (b->sorted ? ht_move_is_long(b) : ht_pass_is_long(&b->pass));
     if (budget->next_is_long)
         return 1;
     if (!ht_walk_is_over(&b->pass.walk))

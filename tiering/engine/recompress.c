@@ -245,12 +245,6 @@ void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *
     (void)rc; /* the round tries again */
 }
 
-/* They wrote new content that they would have compressed, if the superblocks said that there may be frames. */
-static int let_writers_encode(struct ht_store *s)
-{
-    return ht_write_frames_asked(s) ? ht_store_need_features(s, HT_FEAT_REFUSE_PLANES) : 0;
-}
-
 /* 1, as go_on: there is more to do. */
 static int publish_seen(struct ht_recompress_round *r)
 {
@@ -272,7 +266,8 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     }
     b->at_ns = c->next_ns;
-    if (let_writers_encode(s))
+    /* Writers have new content that they would have compressed, if the superblocks said that there may be frames. */
+    if (ht_write_frames_asked(s) && ht_store_need_features(s, HT_FEAT_REFUSE_PLANES))
         return HT_STEP_BLOCKED;
     if (!c->round && now < c->next_ns)
         return HT_STEP_IDLE;

@@ -72,15 +72,6 @@ static uint64_t next_ns(struct ht_row *r, enum ht_step found, const struct ht_bu
     return found == HT_STEP_WORKED ? now + wait : b->at_ns ? b->at_ns : NEVER;
 }
 
-/* A run goes from one idle step to the next. Lock held. */
-static void begin_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
-{
-    if (r->run_began_ns)
-        return;
-    r->run_began_ns = ht_now_ns();
-    r->figures.run_bytes = 0;
-}
-
 static void *lane_main(void *arg);
 
 /* Lock held. The thread that has ended needs it no more. */
@@ -104,7 +95,10 @@ static void step(struct ht_lane *l, struct ht_row *r, bool own) HT_REQUIRES(HT_L
 
     r->woken = r->blocked = r->passes = false;
     r->stepping = true;
-    begin_run(r);
+    if (!r->run_began_ns) { /* a run goes from one idle step to the next */
+        r->run_began_ns = ht_now_ns();
+        r->figures.run_bytes = 0;
+    }
     if (l->config.short_steps)
         b.until_ns = ht_now_ns() + SHORT_MS * MS;
     ht_mutex_unlock(ht_lane_lock(l));

@@ -60,14 +60,6 @@ static int walk(struct cross_repair *m, unsigned i, ht_frame_fn fn)
     return ht_log_walk(&m->scanner, &m->copy[i], fn, m, &m->scan[i]);
 }
 
-/* One turn: copies frames of copy !bad that copy bad lacks. */
-static int turn(struct cross_repair *m)
-{
-    int rc = walk(m, !m->bad, repair_frame);
-
-    return rc ? rc : walk(m, m->bad, NULL);
-}
-
 static int cross_repair(struct cross_repair *m)
 {
     int rc = walk(m, 0, NULL);
@@ -77,7 +69,9 @@ static int cross_repair(struct cross_repair *m)
     for (unsigned i = 0; rc == 0 && i < TURNS_MAX && m->scan[0].last_seq != m->scan[1].last_seq; i++) {
         unsigned before = m->written;
         m->bad = m->scan[0].last_seq > m->scan[1].last_seq;
-        rc = turn(m);
+        rc = walk(m, !m->bad, repair_frame); /* copies the frames that copy bad lacks */
+        if (rc == 0)
+            rc = walk(m, m->bad, NULL);
         if (m->written == before)
             break;
     }

@@ -183,11 +183,6 @@ static int verify_later(struct ht_log_scanner *sc, const struct ht_log_copy *cop
         ht_frame_checksum_ok(sc->frame.data, f);
 }
 
-static bool could_be_later(const struct ht_log_scan *s, const struct ht_frame *f)
-{
-    return f->seq > s->last_seq && f->epoch >= s->last_epoch;
-}
-
 /*
  * A cut of the frame in flight may have lost nothing but padding: its checksum is right, and its padding is older
  * content. It ends the chain like any cut frame; if a later frame or the superblock names it durable, it is damage all
@@ -251,7 +246,7 @@ static int scan_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy
         }
         const uint8_t *block = ht_log_reader_block(&sc->reader, pos, &io_error);
         unreadable += !block;
-        if (!block || !header_at(sc, block, pos, &f) || !could_be_later(s, &f))
+        if (!block || !header_at(sc, block, pos, &f) || f.seq <= s->last_seq || f.epoch < s->last_epoch)
             continue;
         uint64_t bytes = ht_frame_bytes(f.payload_len);
         if (bytes > budget_bytes) {

@@ -115,7 +115,7 @@ static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
     if (o->residency == HT_RESIDENCY_PINNED)
         ht_arena_want_pinned(o->s->arena, 0);
-    /* bounded: larger objects are freed in slices before (is_large), but in a replay, where no thread waits */
+    /* bounded: larger objects are freed in slices before, but in a replay, where no thread waits */
     ht_chunk_for_each_from(c, o, index)
     {
         assert(!c->exclusive && !c->shared);
@@ -132,12 +132,6 @@ void ht_obj_free_memory(struct ht_obj *o)
     ht_pool_put(&o->s->objects.pool, o);
 }
 
-/* Has it more chunks than one slice frees? */
-static bool is_large(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return o->extra->height > 1;
-}
-
 void ht_obj_put_locked(struct ht_obj *o)
 {
     assert(o->refs);
@@ -146,7 +140,7 @@ void ht_obj_put_locked(struct ht_obj *o)
     if (ht_next_uses_forget(&o->s->next_uses, o->oid)) /* readahead looks whether it was the last one */
         o->s->waits.wakes.readahead = o->s->waits.wakes.any = true;
     ht_obj_end_rewrite_reserve(o);
-    if (!o->ending && is_large(o) && !o->s->objects.replaying) {
+    if (!o->ending && o->extra->height > 1 && !o->s->objects.replaying) { /* more than one slice frees */
         o->ending = true;
         o->refs = 1;
         ht_list_add_tail(&o->s->objects.ending, &o->touched);

@@ -119,12 +119,6 @@ static bool is_settled(const struct ht_store *s)
     return s->journal && s->frees.last_lsn <= ht_journal_durable(s->journal);
 }
 
-/* One owner, and nothing to wait for once the log is durable: the open transaction ended no other. */
-static bool is_idle(const struct ht_store *s, const struct ht_refcount *e) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return e->owners == 1 && e->ended != s->frees.tx_count;
-}
-
 static int new_table(struct ht_refcount_table *t, size_t size)
 {
     void *entry = size < LARGE ? calloc(size, sizeof(*t->entry)) : ht_pages_new(size * sizeof(*t->entry));
@@ -181,7 +175,8 @@ static void move_some(struct ht_store *s, size_t places) HT_REQUIRES(HT_LOCK_STO
         in_chain = e->owners;
         if (!e->owners)
             continue;
-        if (settled && is_idle(s, e)) {
+        /* One owner, and nothing to wait for once the log is durable: the open transaction ended no other. */
+        if (settled && e->owners == 1 && e->ended != s->frees.tx_count) {
             r->single--;
         } else {
             *find(&r->now, e->key) = *e;

@@ -9,17 +9,12 @@ enum { EXACT = 8, EXACT_LOG = 3, PARTS_LOG = 2, PARTS = 1 << PARTS_LOG }; /* cla
 
 /* ------------------------------------------------------------ classes */
 
-static unsigned log2_of(unsigned n)
-{
-    return 31 - (unsigned)__builtin_clz(n);
-}
-
 unsigned ht_free_class_of(unsigned blocks)
 {
     assert(blocks >= 1 && blocks <= HT_GROUP_BLOCKS);
     if (blocks < EXACT)
         return blocks - 1;
-    unsigned log = log2_of(blocks);
+    unsigned log = 31 - (unsigned)__builtin_clz(blocks);
     return EXACT - 1 + (log - EXACT_LOG) * PARTS + (blocks >> (log - PARTS_LOG)) % PARTS;
 }
 

@@ -137,14 +137,6 @@ static void register_arena(void *ctx)
     ht_rings_share(s->rings, &area);
 }
 
-static void init_locks(struct ht_store *s)
-{
-    ht_mutex_init(&s->lock, HT_LOCK_STORE);
-    ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
-    ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
-    ht_waits_init(&s->waits);
-}
-
 /* The state of the folders below. */
 static int make_state(struct ht_store *s)
 {
@@ -174,7 +166,10 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
-    init_locks(s);
+    ht_mutex_init(&s->lock, HT_LOCK_STORE);
+    ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
+    ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
+    ht_waits_init(&s->waits);
     ht_list_init(&s->objects.ending);
     s->objects.scope0 = ht_scope_find(s, 0, true);
     int rc = s->objects.scope0 ? make_state(s) : -ENOMEM;
@@ -207,12 +202,6 @@ int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
 /* ----------------------------------------------------------------- mount */
 
 #define TABLES_BYTES_MIN (64 * HT_MIB) /* of memory for tables of chunks: see object/chunk.h */
-
-static void bound_memory(struct ht_objects *o, uint64_t log_bytes) HT_REQUIRES(HT_LOCK_STORE)
-{
-    o->tables_bytes_max = ht_max_u64(log_bytes / 2, TABLES_BYTES_MIN);
-    o->meta_bytes_max = o->tables_bytes_max + META_OF_LOG * log_bytes;
-}
 
 static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 {
@@ -275,7 +264,8 @@ static int open_journal(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_journal_config c = journal_config(s);
 
-    bound_memory(&s->objects, s->layout.log_bytes);
+    s->objects.tables_bytes_max = ht_max_u64(c.log_bytes / 2, TABLES_BYTES_MIN);
+    s->objects.meta_bytes_max = s->objects.tables_bytes_max + META_OF_LOG * c.log_bytes;
     s->objects.replaying = true;
     return ht_journal_open(&c, s->opts.force_damaged_log, &s->own->report, &s->journal);
 }
@@ -490,14 +480,6 @@ static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     }
 }
 
-static void destroy_locks(struct ht_store *s)
-{
-    ht_waits_destroy(&s->waits);
-    ht_mutex_destroy(&s->super_lock);
-    ht_mutex_destroy(&s->tx_lock);
-    ht_mutex_destroy(&s->lock);
-}
-
 void ht_store_stop(struct ht_store *s)
 {
     ht_engine_stop(s);
@@ -530,7 +512,10 @@ void ht_store_close(struct ht_store *s)
     ht_txn_teardown(s);
     ht_shm_teardown(s);
     ht_data_teardown(s);
-    destroy_locks(s);
+    ht_waits_destroy(&s->waits);
+    ht_mutex_destroy(&s->super_lock);
+    ht_mutex_destroy(&s->tx_lock);
+    ht_mutex_destroy(&s->lock);
     ht_trace_free(s->own->trace);
     free(s->own);
     free(s);

@@ -138,14 +138,6 @@ static void each_opener(dev_t rdev, visit_fn *visit, struct ht_holder *h)
         closedir(dir);
 }
 
-static void each(const struct stat *st, visit_fn *visit, struct ht_holder *h)
-{
-    if (S_ISBLK(st->st_mode))
-        each_opener(st->st_rdev, visit, h);
-    else
-        each_flock(st, visit, h);
-}
-
 static bool take_owner(pid_t pid, struct ht_holder *h)
 {
     if (!ht_holder_command(pid, h->command))
@@ -201,7 +193,10 @@ int ht_holder_find(const char *path, struct ht_holder *out)
     if (!m)
         return -ENOMEM;
     *out = (struct ht_holder){0};
-    each(&st, S_ISBLK(st.st_mode) ? take_opener : take_owner, out);
+    if (S_ISBLK(st.st_mode))
+        each_opener(st.st_rdev, take_opener, out);
+    else
+        each_flock(&st, take_owner, out);
     if (ht_mount_of_source(path, m) == 0 ||
         (out->pid && out->pid != getpid() && !out->opener && mount_of_process(out->pid, m) == 0)) {
         memcpy(out->point, m->point, sizeof(out->point));

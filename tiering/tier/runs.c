@@ -36,11 +36,6 @@ static uint64_t *open_of(struct ht_runs *r, const struct ht_run_access *a)
     return &r->open[(h >> 32) % HT_RUNS_OPEN];
 }
 
-static bool is_of(const struct ht_run *run, const struct ht_run_access *a)
-{
-    return run->object == a->object && run->use == a->use;
-}
-
 /* Does the access belong to the run? Then it does so from now on. */
 static bool goes_on(struct ht_run *run, const struct ht_run_access *a)
 {
@@ -77,7 +72,7 @@ void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a)
 
     if (*open > ht_runs_oldest(r)) {
         struct ht_run *run = run_of(r, *open - 1);
-        if (is_of(run, a) && goes_on(run, a)) {
+        if (run->object == a->object && run->use == a->use && goes_on(run, a)) {
             run->end_ns = a->now_ns;
             run->last_units = a->index == run->last ? units_of(a) : run->last_units;
             return;

@@ -30,14 +30,6 @@ static int checkpoint_if_full(struct ht_store *s, size_t bytes)
     return rc ? rc : ht_journal_try_space(s->journal, bytes) ? 0 : -ENOSPC;
 }
 
-/* The first caller that needs the log reports a failure that no caller saw, as one in a checkpoint. */
-static int no_room(struct ht_store *s, int error)
-{
-    if (ht_journal_failed(s->journal))
-        ht_tx_log_failed(s, error);
-    return error;
-}
-
 /* The transaction's lock stays with the transaction: clang cannot follow it. */
 int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_NO_THREAD_SAFETY_ANALYSIS
 {
@@ -47,8 +39,11 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_NO_T
         int rc = s->opts.no_threads ? checkpoint_if_full(s, bytes) : 0;
         if (!rc)
             rc = ht_journal_wait_space(s->journal, bytes);
+        /* The first caller that needs the log reports a failure that no caller saw, as one in a checkpoint. */
+        if (rc && ht_journal_failed(s->journal))
+            ht_tx_log_failed(s, rc);
         if (rc)
-            return no_room(s, rc);
+            return rc;
         ht_activity_wait("the transaction", 0);
         ht_mutex_lock(&s->tx_lock);
         ht_activity_go_on();

@@ -245,15 +245,6 @@ static int replay_vault(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_
     return 0;
 }
 
-static int note_unknown(struct ht_store *s, uint16_t type)
-{
-    struct ht_unknown_records *u = &s->txn->unknown;
-
-    if (u->count++ == 0)
-        u->type = type;
-    return 0;
-}
-
 static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     switch (type) {
@@ -270,7 +261,9 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
     case HT_REC_VAULT:
         return replay_vault(s, r);
     default:
-        return note_unknown(s, type);
+        if (s->txn->unknown.count++ == 0)
+            s->txn->unknown.type = type;
+        return 0;
     }
 }
 
