@@ -241,16 +241,10 @@ uint64_t ht_delta_bytes(const struct ht_delta_file *f)
 /* The tensor that has this byte after the header. */
 static const struct tensor *find_tensor(const struct ht_delta_file *f, uint64_t at)
 {
-    size_t low = 0, high = f->tensors;
+    size_t next = 1;
 
-    while (high - low > 1) {
-        size_t mid = low + (high - low) / 2;
-        if (f->tensor[mid].at <= at)
-            low = mid;
-        else
-            high = mid;
-    }
-    return &f->tensor[low];
+    HT_PARTITION_POINT(next, f->tensors, i, f->tensor[i].at <= at);
+    return &f->tensor[next - 1];
 }
 
 /* Of the header, or of one tensor. */

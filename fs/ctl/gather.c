@@ -341,16 +341,10 @@ int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const stru
 /* The first member that ends after off, of count; count: none. */
 static uint32_t find_member(struct ht_gather *g, enum side side, uint64_t off, uint32_t count)
 {
-    uint32_t low = 0, high = count;
+    uint32_t found = 0;
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (member_at(g, middle)->end[side] <= off)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    HT_PARTITION_POINT(found, count, i, member_at(g, i)->end[side] <= off);
+    return found;
 }
 
 /* Reads the values, or writes the gradient and leaves buf as it is. */

@@ -213,16 +213,10 @@ static bool is_of_shard(const void *ctx, uint64_t off)
 {
     const struct ht_shard_map *m = ctx;
     uint64_t block = off / m->block_bytes;
-    uint64_t low = 0, high = m->count;
+    uint64_t at = 0;
 
-    while (low < high) {
-        uint64_t middle = low + (high - low) / 2;
-        if (ht_shard_block(m, middle) < block)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < m->count && ht_shard_block(m, low) == block;
+    HT_PARTITION_POINT(at, m->count, i, ht_shard_block(m, i) < block);
+    return at < m->count && ht_shard_block(m, at) == block;
 }
 
 /* After the whole that it is a part of. */

@@ -118,16 +118,10 @@ void ht_ns_dir_take_over(struct ht_ns_dir *d, struct ht_ns_entry *old, struct ht
 
 uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie)
 {
-    uint32_t low = 0, high = d->slot_count;
+    uint32_t slot = 0;
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (slot_cookie(d->slots[middle]) <= cookie)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    HT_PARTITION_POINT(slot, d->slot_count, i, slot_cookie(d->slots[i]) <= cookie);
+    return slot;
 }
 
 /* --------------------------------------------------------------- reading */

@@ -55,16 +55,10 @@ static int compare(const void *a, const void *b)
 
 static struct match *match_of(const struct rollback *r, const struct ht_ns_inode *from)
 {
-    size_t low = 0, high = r->count;
+    size_t at = 0;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (r->sorted[mid]->from->ino < from->ino)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return r->sorted[low];
+    HT_PARTITION_POINT(at, r->count, i, r->sorted[i]->from->ino < from->ino);
+    return r->sorted[at];
 }
 
 /* Of its content; 0: there is none. */

@@ -36,17 +36,11 @@ static const char *find_meta(const struct ht_fsck *f, const struct ht_ref_confli
 
 static struct ht_fsck_item *find_item(struct ht_fsck *f, uint64_t oid, uint64_t index)
 {
-    size_t low = 0, high = f->item_count;
+    struct ht_fsck_item *it = f->items;
+    size_t at = 0;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        const struct ht_fsck_item *it = &f->items[mid];
-        if (it->oid < oid || (it->oid == oid && it->index < index))
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < f->item_count && f->items[low].oid == oid && f->items[low].index == index ? &f->items[low] : NULL;
+    HT_PARTITION_POINT(at, f->item_count, i, it[i].oid < oid || (it[i].oid == oid && it[i].index < index));
+    return at < f->item_count && it[at].oid == oid && it[at].index == index ? &it[at] : NULL;
 }
 
 static struct ht_fsck_item *find_partner(struct ht_fsck *f, const struct ht_ref_conflict *c)
@@ -205,16 +199,10 @@ static size_t merge_stretches(struct stretch *s, size_t count)
 
 static bool touches(const struct stretch *s, size_t count, const struct ht_extent *e)
 {
-    size_t low = 0, high = count; /* the first stretch that ends after the extent's first block */
+    size_t at = 0; /* the first stretch that ends after the extent's first block */
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (s[mid].device < e->device || (s[mid].device == e->device && s[mid].end <= e->block))
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < count && s[low].device == e->device && s[low].first < e->block + e->blocks;
+    HT_PARTITION_POINT(at, count, i, s[i].device < e->device || (s[i].device == e->device && s[i].end <= e->block));
+    return at < count && s[at].device == e->device && s[at].first < e->block + e->blocks;
 }
 
 /*

@@ -18,16 +18,10 @@
 /* Where the set of this range is, or belongs. */
 static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
 {
-    uint32_t low = 0, high = a->count;
+    uint32_t place = 0;
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (a->own[middle]->index < index)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    HT_PARTITION_POINT(place, a->count, i, a->own[i]->index < index);
+    return place;
 }
 
 static int grow_account(struct ht_opt_account *a)

@@ -13,16 +13,10 @@ static struct ht_interval *items(struct ht_interval_set *s)
 static uint32_t first_ending_at(const struct ht_interval_set *s, uint32_t pos)
 {
     const struct ht_interval *v = ht_interval_set_all(s);
-    uint32_t lo = 0, hi = s->count;
+    uint32_t first = 0;
 
-    while (lo < hi) {
-        uint32_t mid = lo + (hi - lo) / 2;
-        if (v[mid].end < pos)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo;
+    HT_PARTITION_POINT(first, s->count, i, v[i].end < pos);
+    return first;
 }
 
 static bool is_full(const struct ht_interval_set *s)

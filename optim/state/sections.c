@@ -173,18 +173,12 @@ void ht_opt_set_grad_factor(struct ht_param *p, float factor)
 
 const struct ht_scalars *ht_opt_scalars_at(const struct ht_param *p, uint64_t e, uint64_t *n)
 {
-    uint32_t low = 0, high = ht_opt_sections_count(p), count = high;
+    uint32_t at = 0, count = ht_opt_sections_count(p);
 
-    while (low < high) { /* the first one that ends after e */
-        uint32_t middle = low + (high - low) / 2;
-        if (p->sections->of[middle].end > e)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    if (low == count)
+    HT_PARTITION_POINT(at, count, i, p->sections->of[i].end <= e);
+    if (at == count)
         return &p->scalars;
-    const struct ht_param_section *s = &p->sections->of[low];
+    const struct ht_param_section *s = &p->sections->of[at];
     if (e < s->begin) {
         *n = ht_min_u64(*n, s->begin - e);
         return &p->scalars;

@@ -68,16 +68,10 @@ const struct ht_delta_change *ht_optim_delta_change(const struct ht_delta *d, si
 /* The piece with changed element k of a parameter. */
 static const struct ht_delta_piece *find_piece(const struct ht_delta *d, const struct ht_delta_param *p, uint64_t k)
 {
-    size_t low = p->piece, high = p->piece + p->pieces;
+    size_t next = p->piece + 1;
 
-    while (high - low > 1) {
-        size_t mid = low + (high - low) / 2;
-        if (d->piece[mid].before <= k)
-            low = mid;
-        else
-            high = mid;
-    }
-    return &d->piece[low];
+    HT_PARTITION_POINT(next, p->piece + p->pieces, i, d->piece[i].before <= k);
+    return &d->piece[next - 1];
 }
 
 /* Of one piece: bytes from off on of its values. *len: then how many. */

@@ -27,7 +27,7 @@
 
 /* A parameter of the kept step, with the file that is it in the model. */
 struct kept_param {
-    uint64_t to;
+    uint64_t to; /* first: for ht_compare_numbers */
     struct ht_param_meta meta;
 };
 
@@ -44,23 +44,10 @@ struct rollback {
 
 static uint64_t file_of(const struct rollback *r, uint64_t from)
 {
-    size_t low = 0, high = r->file_count;
+    size_t at = 0;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (r->files[mid].from < from)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < r->file_count && r->files[low].from == from ? r->files[low].to : 0;
-}
-
-static int by_number(const void *a, const void *b)
-{
-    uint64_t x = ((const struct kept_param *)a)->to, y = ((const struct kept_param *)b)->to;
-
-    return x < y ? -1 : x > y;
+    HT_PARTITION_POINT(at, r->file_count, i, r->files[i].from < from);
+    return at < r->file_count && r->files[at].from == from ? r->files[at].to : 0;
 }
 
 /* -ESTALE: the kept step has ended. */
@@ -86,7 +73,7 @@ static int list_params(struct rollback *r)
         }
     unlock(o);
     if (!rc)
-        qsort(r->params, r->param_count, sizeof(*r->params), by_number);
+        qsort(r->params, r->param_count, sizeof(*r->params), ht_compare_numbers);
     return rc;
 }
 
@@ -100,7 +87,8 @@ static struct ht_param *find_surplus(const struct rollback *r)
     lock(r->root->o);
     ht_list_for_each_entry(p, &r->root->params, struct ht_param, of_root) {
         const struct kept_param key = {.to = p->oid};
-        if (found || p->gone || !p->cur.exists || bsearch(&key, r->params, r->param_count, sizeof(key), by_number))
+        if (found || p->gone || !p->cur.exists ||
+            bsearch(&key, r->params, r->param_count, sizeof(key), ht_compare_numbers))
             continue;
         found = p;
         p->refs++;

@@ -24,6 +24,15 @@
 #define HT_GIB (1024ull * 1024 * 1024)
 
 #define HT_ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+/* Raises low to the first place in [low, end) for which `before`, a condition on `at`, is false; it is true below. */
+#define HT_PARTITION_POINT(low, end, at, before)            \
+    for (__typeof__(low) end_ = (end), at; (low) < end_;) { \
+        at = (low) + (end_ - (low)) / 2;                    \
+        if (before)                                         \
+            (low) = at + 1;                                 \
+        else                                                \
+            end_ = at;                                      \
+    }
 #define ht_container_of(p, type, member) ((type *)((char *)(p)-offsetof(type, member)))
 
 static inline uint64_t ht_min_u64(uint64_t a, uint64_t b)

@@ -141,18 +141,12 @@ void ht_owners_sort(struct ht_owners *w)
 
 size_t ht_owners_same(const struct ht_owners *w, size_t at)
 {
-    size_t from = at + 1, end = w->count;
+    size_t next = at + 1;
 
-    if (from < end && by_group_and_place(&w->found[from], &w->found[at]))
+    if (next < w->count && by_group_and_place(&w->found[next], &w->found[at]))
         return 1; /* as most */
-    while (from < end) {
-        size_t middle = from + (end - from) / 2;
-        if (by_group_and_place(&w->found[middle], &w->found[at]) == 0)
-            from = middle + 1;
-        else
-            end = middle;
-    }
-    return from - at;
+    HT_PARTITION_POINT(next, w->count, i, by_group_and_place(&w->found[i], &w->found[at]) == 0);
+    return next - at;
 }
 
 const struct ht_owner_found *ht_owners_next(struct ht_owners *w, size_t *out_n)
@@ -187,16 +181,10 @@ bool ht_owners_are_long(const struct ht_owners *w)
 
 size_t ht_owners_first_of(const struct ht_owners *w, unsigned group)
 {
-    size_t from = 0, end = w->count;
+    size_t first = 0;
 
-    while (from < end) {
-        size_t middle = from + (end - from) / 2;
-        if (w->found[middle].group < group)
-            from = middle + 1;
-        else
-            end = middle;
-    }
-    return from;
+    HT_PARTITION_POINT(first, w->count, i, w->found[i].group < group);
+    return first;
 }
 
 uint64_t ht_owners_bytes(const struct ht_owners *w)

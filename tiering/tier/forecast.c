@@ -405,16 +405,10 @@ static uint64_t distance(uint64_t a, uint64_t b)
 /* A unit's first use that is not before a time of the step; the end of its uses: there is none. */
 static uint32_t use_from(const struct ht_forecast *f, uint32_t unit, uint64_t time_ns)
 {
-    uint32_t from = f->unit[unit].use, to = uses_end(f, unit);
+    uint32_t use = f->unit[unit].use;
 
-    while (from < to) {
-        uint32_t middle = from + (to - from) / 2;
-        if (f->use[middle].time_ns < time_ns)
-            from = middle + 1;
-        else
-            to = middle;
-    }
-    return from;
+    HT_PARTITION_POINT(use, uses_end(f, unit), i, f->use[i].time_ns < time_ns);
+    return use;
 }
 
 /* A use of a unit in some step. */
