@@ -12,6 +12,7 @@
 
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/files.h"
 
 #ifndef PR_SET_IO_FLUSHER
 #define PR_SET_IO_FLUSHER 57
@@ -49,24 +50,12 @@ void ht_process_protect(void)
     signal(SIGIO, SIG_IGN); /* another program ends a lease (fs/fuse/passthrough_closed.c) */
 }
 
-static bool read_setting(const char *path, char *out, size_t cap)
-{
-    FILE *f = fopen(path, "re");
-    bool ok = f && fgets(out, (int)cap, f);
-
-    if (ok)
-        out[strcspn(out, "\n")] = 0;
-    if (f)
-        fclose(f);
-    return ok;
-}
-
 static void tune_one(const char *path, const char *value)
 {
     char before[128];
     int rc;
 
-    if (!read_setting(path, before, sizeof(before))) {
+    if (!ht_read_line(path, before, sizeof(before))) {
         ht_info("tune: %s is not there on this system", path);
         return;
     }
@@ -83,7 +72,7 @@ static void tune_huge_pages(void)
     static const char path[] = "/sys/kernel/mm/transparent_hugepage/enabled";
     char now[128];
 
-    if (read_setting(path, now, sizeof(now)) && strstr(now, "[never]"))
+    if (ht_read_line(path, now, sizeof(now)) && strstr(now, "[never]"))
         tune_one(path, "madvise");
 }
 

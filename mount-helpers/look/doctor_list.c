@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
+
 void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *check, const char *fmt, ...)
 {
     bool full = d->count == HT_DOCTOR_FINDINGS_MAX;
@@ -59,15 +61,7 @@ static bool read_line(const struct ht_doctor *d, char *out, size_t cap, const ch
     char name[PATH_MAX], path[PATH_MAX];
 
     vsnprintf(name, sizeof(name), fmt, args);
-    if (snprintf(path, sizeof(path), "%s/%s", d->root, name) >= (int)sizeof(path))
-        return false;
-    FILE *f = fopen(path, "re");
-    bool ok = f && fgets(out, (int)cap, f);
-    if (f)
-        fclose(f);
-    if (ok)
-        out[strcspn(out, "\n")] = '\0';
-    return ok;
+    return snprintf(path, sizeof(path), "%s/%s", d->root, name) < (int)sizeof(path) && ht_read_line(path, out, cap);
 }
 
 bool ht_doctor_line(const struct ht_doctor *d, char *out, size_t cap, const char *fmt, ...)

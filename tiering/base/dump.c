@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/activity.h"
+#include "tiering/base/files.h"
 
 void ht_dump_put(struct ht_dump *d, const char *fmt, ...)
 {
@@ -50,12 +51,8 @@ static void read_line(int thread, const char *name, char out[64])
     char path[64];
 
     snprintf(path, sizeof(path), "/proc/self/task/%d/%s", thread, name);
-    FILE *f = fopen(path, "re");
-    if (!f || !fgets(out, 64, f))
+    if (!ht_read_line(path, out, 64))
         strcpy(out, "?");
-    if (f)
-        fclose(f);
-    out[strcspn(out, "\n")] = 0;
 }
 
 void ht_dump_thread(struct ht_dump *d, int thread)

@@ -2,6 +2,7 @@
 /* files.c - see files.h. */
 #include "tiering/base/files.h"
 
+#include <stdio.h>
 #include <unistd.h>
 
 int ht_write_all(int fd, const void *data, size_t len)
@@ -16,4 +17,16 @@ int ht_write_all(int fd, const void *data, size_t len)
         len -= (size_t)done;
     }
     return 0;
+}
+
+bool ht_read_line(const char *path, char *out, size_t cap)
+{
+    FILE *f = fopen(path, "re");
+    bool there = f && fgets(out, (int)cap, f);
+
+    if (there)
+        out[strcspn(out, "\n")] = '\0';
+    if (f)
+        (void)fclose(f);
+    return there;
 }

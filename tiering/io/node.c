@@ -13,23 +13,19 @@
 #include <stdlib.h>
 #include <sys/sysmacros.h>
 
+#include "tiering/base/files.h"
+
 enum { DEPTH_MAX = 8, NONE_YET = -2 };
 
 /* The attribute of this folder; HT_NUMA_OFF: it has none, or the system does not know. */
 static int attribute(const char *dir)
 {
-    char path[PATH_MAX];
-    int node = HT_NUMA_OFF;
-    FILE *f;
+    char path[PATH_MAX], line[32];
+    int node;
 
-    if (snprintf(path, sizeof(path), "%s/numa_node", dir) >= (int)sizeof(path))
+    if (snprintf(path, sizeof(path), "%s/numa_node", dir) >= (int)sizeof(path) ||
+        !ht_read_line(path, line, sizeof(line)) || sscanf(line, "%d", &node) != 1 || node < 0)
         return HT_NUMA_OFF;
-    f = fopen(path, "re");
-    if (!f)
-        return HT_NUMA_OFF;
-    if (fscanf(f, "%d", &node) != 1 || node < 0)
-        node = HT_NUMA_OFF;
-    fclose(f);
     return node;
 }
 

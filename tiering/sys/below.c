@@ -23,6 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
+
 #define SECTOR_BYTES 512u /* of sysfs */
 enum { ANSWER_S = 3 };    /* of the file system of another loop device's file */
 
@@ -30,17 +32,9 @@ enum { ANSWER_S = 3 };    /* of the file system of another loop device's file */
 static bool read_line(dev_t number, const char *name, char *buf, size_t cap)
 {
     char path[128];
-    FILE *f;
-    bool ok;
 
     snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%s", major(number), minor(number), name);
-    f = fopen(path, "re");
-    ok = f && fgets(buf, (int)cap, f);
-    if (f)
-        (void)fclose(f);
-    if (ok)
-        buf[strcspn(buf, "\n")] = '\0';
-    return ok;
+    return ht_read_line(path, buf, cap);
 }
 
 uint64_t ht_block_number(dev_t number, const char *name)
@@ -343,17 +337,13 @@ int ht_below_other_loop(const struct ht_below *b, bool writing, char out_name[NA
     }
     for (size_t i = 0; rc == 0 && i < found.gl_pathc; i++) {
         const char *name = found.gl_pathv[i] + strlen("/sys/block/");
-        char path[PATH_MAX], line[64] = "";
+        char path[PATH_MAX], line[64];
         dev_t number;
-        FILE *f;
         snprintf(path, sizeof(path), "/sys/block/%.*s/dev", (int)strcspn(name, "/"), name);
-        f = fopen(path, "re");
-        if (f && fgets(line, sizeof(line), f) && parse_number(line, &number) && shows(number, b, writing, room)) {
+        if (ht_read_line(path, line, sizeof(line)) && parse_number(line, &number) && shows(number, b, writing, room)) {
             snprintf(out_name, NAME_MAX + 1, "%.*s", (int)strcspn(name, "/"), name);
             rc = 1;
         }
-        if (f)
-            (void)fclose(f);
     }
     globfree(&found);
     free(room);

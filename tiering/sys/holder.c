@@ -8,6 +8,7 @@
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
+#include "tiering/base/files.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -51,17 +52,10 @@ bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
 /* A program of hitrain, by its name: others may have a block device open without holding it. */
 static bool is_ours(pid_t pid)
 {
-    char path[32], name[32] = "";
-    FILE *f;
+    char path[32], name[32];
 
     snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-    f = fopen(path, "re");
-    if (f) {
-        if (!fgets(name, sizeof(name), f))
-            name[0] = '\0';
-        fclose(f);
-    }
-    return strstr(name, "hitrain") != NULL;
+    return ht_read_line(path, name, sizeof(name)) && strstr(name, "hitrain");
 }
 
 /*

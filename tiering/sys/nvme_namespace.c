@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <sys/sysmacros.h>
 
+#include "tiering/base/files.h"
+
 #define CLASS "nvme-generic"
 
 bool ht_nvme_namespace_is(const struct stat *st)
@@ -29,10 +31,8 @@ bool ht_nvme_namespace_is(const struct stat *st)
 /* "nvme0n1" beside "ng0n1", and its number. */
 static int find_beside(const struct stat *st, char name[NAME_MAX + 1], dev_t *out_number)
 {
-    char link[64], dir[PATH_MAX], path[PATH_MAX + NAME_MAX + 8], *slash;
+    char link[64], dir[PATH_MAX], path[PATH_MAX + NAME_MAX + 8], line[32], *slash;
     unsigned major_no, minor_no;
-    int rc = -ENOENT;
-    FILE *f;
 
     snprintf(link, sizeof(link), "/sys/dev/char/%u:%u", major(st->st_rdev), minor(st->st_rdev));
     if (!realpath(link, dir))
@@ -43,15 +43,10 @@ static int find_beside(const struct stat *st, char name[NAME_MAX + 1], dev_t *ou
     *slash = '\0';
     snprintf(name, NAME_MAX + 1, "nvme%.200s", slash + 3);
     snprintf(path, sizeof(path), "%s/%s/dev", dir, name);
-    f = fopen(path, "re");
-    if (!f)
+    if (!ht_read_line(path, line, sizeof(line)) || sscanf(line, "%u:%u", &major_no, &minor_no) != 2)
         return -ENOENT;
-    if (fscanf(f, "%u:%u", &major_no, &minor_no) == 2) {
-        *out_number = makedev(major_no, minor_no);
-        rc = 0;
-    }
-    fclose(f);
-    return rc;
+    *out_number = makedev(major_no, minor_no);
+    return 0;
 }
 
 int ht_nvme_namespace_block(const struct stat *st, char out[PATH_MAX])
