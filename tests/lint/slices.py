@@ -17,9 +17,9 @@ from ctext import blank, c_files
 
 FOLDERS = ('tiering/', 'fs/', 'optim/')
 EXEMPT = ('verify.c', 'replay.c', 'check.c')
-LOOP = re.compile(r'\b(for|while|ht_chunk_for_each_\w+|ht_list_for_each\w*)\s*\(')
+LOOP = re.compile(r'\b(for|while|ht_chunk_for_each\w*|ht_list_for_each\w*)\s*\(')
 WALKS = {
-    'chunks': re.compile(r'\bht_chunk_for_each_\w+\s*\('),
+    'chunks': re.compile(r'\bht_chunk_for_each\w*\s*\('),
     'objects of the store': re.compile(r'->touched\b|objects\.table\.count|\bht_touched_walk_next\s*\('),
     'deferred frees': re.compile(r'\bht_deferred_frees_(?:next|first)\s*\('),
     'names': re.compile(r'->name_next\b'),

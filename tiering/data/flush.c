@@ -62,13 +62,10 @@ struct unflushed {
 static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct unflushed *u = ctx;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
     if (o->obj_class == HT_CLASS_SCRATCH || o->deleted || (u->rest && o->extra->derived))
         return;
-    ht_chunk_for_each_unpublished(c, o, index)
-    {
+    ht_chunk_for_each_unpublished(c, o, index) {
         if (ht_chunk_has_place(c))
             u->devices |= ht_ref_unflushed(o->s, &c->cur);
         if (slice)

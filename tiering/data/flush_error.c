@@ -167,13 +167,10 @@ static void resolve_chunk(struct ht_obj *o, uint64_t index, uint32_t devices) HT
 static void resolve_object(struct ht_obj *o, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
     if (o->obj_class == HT_CLASS_SCRATCH)
         return;
-    ht_chunk_for_each_unpublished(c, o, index)
-    {
+    ht_chunk_for_each_unpublished(c, o, index) {
         if (needs_resolving(o->s, c, devices))
             resolve_chunk(o, index, devices);
         ht_slice_next(o->s, &slice);

@@ -189,11 +189,8 @@ static uint32_t written_to(const struct ht_store *s, uint64_t scope) HT_REQUIRES
 static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t *devices = ctx;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (!o->dirty)
             break;
         if (!ht_chunk_leaf(c)->dirty)

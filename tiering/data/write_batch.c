@@ -390,11 +390,9 @@ static void write_chunk(struct ht_write_batch *w, struct ht_obj *o, uint64_t ind
 void ht_write_batch_range(struct ht_write_batch *w, struct ht_obj *o, uint64_t first, uint64_t last)
 {
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
     uint64_t index = first;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each_from(c, o, index) {
         const struct ht_leaf_head *leaf = ht_chunk_leaf(c);
         if (index >= last || (!o->dirty && !o->writing))
             break;

@@ -50,15 +50,13 @@ static void place_images(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
     unsigned ended = 0;
-    uint64_t index = 0, place;
+    uint64_t place;
     bool known = ht_next_use_order_place(s, o->oid, &place);
 
     if (!o->resident)
         return;
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (ended != slice.ended)
             known = ht_next_use_order_place(s, o->oid, &place);
         ended = slice.ended;

@@ -449,14 +449,11 @@ static int prefetch(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LOCK_ST
 {
     struct ht_read_batch *w = &p->batch;
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    uint64_t index = 0;
     int rc = ht_shm_complete(o); /* mapped memory has room for all of it */
 
     p->evictable_bytes = evictable_bytes(o);
 
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (rc || w->error)
             break;
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c) && !ht_chunk_is_away(o->s, c))
@@ -483,13 +480,11 @@ static int prefetch_cold(struct prefetch *p, struct ht_obj *o) HT_REQUIRES(HT_LO
 {
     struct ht_cold_want w[COLD_MAX];
     unsigned first = 0, count = 0;
-    struct ht_chunk *c;
-    uint64_t index = 0, room = p->evictable_bytes + ht_arena_free_slots(o->s->arena) * HT_MIB;
+    uint64_t room = p->evictable_bytes + ht_arena_free_slots(o->s->arena) * HT_MIB;
     int rc = 0;
 
     /* bounded: it waits for the vault, without the lock, every few chunks that are away; others are in memory */
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (rc || room < HT_MIB)
             break;
         if (!ht_chunk_is_away(o->s, c))

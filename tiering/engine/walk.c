@@ -61,13 +61,11 @@ static int walk_object(struct ht_walk *w, const struct ht_walk_visitor *v, void 
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = ht_obj_find_locked(w->s, w->oids[w->at]);
-    struct ht_chunk *c;
 
     if (!o || o->dead || (v->object && !v->object(ctx, o)))
         return 1;
     /* bounded: so many chunks as left says */
-    ht_chunk_for_each_from(c, o, w->chunk)
-    {
+    ht_chunk_for_each_from(c, o, w->chunk) {
         if (!*left)
             return 0;
         int rc = v->chunk(ctx, o, c, w->chunk);

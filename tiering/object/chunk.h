@@ -115,12 +115,18 @@ uint64_t ht_chunk_next_hole(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOC
 void ht_chunk_note_leaf(struct ht_obj *o, uint64_t index, enum ht_chunk_mark mark, bool any) HT_REQUIRES(HT_LOCK_STORE);
 /* After a change of its content, or of who holds it exclusively. */
 void ht_chunk_note_busy(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-/* All chunks from index on, ascending; the lock may be released in between. */
-#define ht_chunk_for_each_from(c, o, index) for (; (c = ht_chunk_next(o, &(index))); (index)++)
-/* Those that are so, and others in their leaves. */
+/*
+ * Loops over chunks, ascending: all; or those that are busy or unpublished, and others in their leaves. The lock may be
+ * released in between. c is of the loop. So is index, which begins at 0, unless the loop begins from it.
+ */
+#define HT_CHUNKS_(c, index, next) for (struct ht_chunk *c = (next); c; (index)++, c = (next))
+#define HT_FROM_0_(index) for (uint64_t index = 0, once_ = 1; once_; once_ = 0)
+#define ht_chunk_for_each_from(c, o, index) HT_CHUNKS_(c, index, ht_chunk_next(o, &(index)))
+#define ht_chunk_for_each(c, o, index) HT_FROM_0_(index) ht_chunk_for_each_from(c, o, index)
+#define ht_chunk_for_each_busy_from(c, o, index) HT_CHUNKS_(c, index, ht_chunk_next_marked(o, HT_MARK_BUSY, &(index)))
+#define ht_chunk_for_each_busy(c, o, index) HT_FROM_0_(index) ht_chunk_for_each_busy_from(c, o, index)
 #define ht_chunk_for_each_unpublished(c, o, index) \
-    for (; (c = ht_chunk_next_marked(o, HT_MARK_UNPUBLISHED, &(index))); (index)++)
-#define ht_chunk_for_each_busy(c, o, index) for (; (c = ht_chunk_next_marked(o, HT_MARK_BUSY, &(index))); (index)++)
+    HT_FROM_0_(index) HT_CHUNKS_(c, index, ht_chunk_next_marked(o, HT_MARK_UNPUBLISHED, &(index)))
 static inline struct ht_leaf_head *ht_chunk_leaf(struct ht_chunk *c)
 {
     return (struct ht_leaf_head *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));

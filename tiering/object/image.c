@@ -266,11 +266,8 @@ static bool may_evict(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT
 static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (may_evict(o, c)) {
             ht_chunk_lock_exclusive(o, c, index); /* an answered read may hold it for a moment more */
             if (may_evict(o, c))

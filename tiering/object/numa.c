@@ -111,14 +111,11 @@ int ht_obj_common_numa_index(struct ht_obj *o)
 {
     struct ht_slice slice = {0};
     struct ht_store *s = o->s;
-    struct ht_chunk *c;
-    uint64_t index = 0;
     int numa_index = HT_NUMA_INDEX_ANY;
 
     if (s->numa.nodes.count < 2)
         return s->numa.nodes.count ? 0 : HT_NUMA_INDEX_ANY;
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         const struct ht_ref *ref = ht_chunk_ref(c);
         int here = ref ? ht_ref_numa_index(s, ref) : HT_NUMA_INDEX_ANY;
         if (ref && (here == HT_NUMA_INDEX_ANY || (numa_index != HT_NUMA_INDEX_ANY && numa_index != here)))

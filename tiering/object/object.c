@@ -110,14 +110,10 @@ static void release_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) 
 /* Frees the space that the object still names. It has no other references. */
 static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
     if (o->residency == HT_RESIDENCY_PINNED)
         ht_arena_want_pinned(o->s->arena, 0);
     /* bounded: larger objects are freed in slices before, but in a replay, where no thread waits */
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         assert(!c->exclusive && !c->shared);
         release_chunk(o, c, index);
     }
@@ -163,11 +159,8 @@ void ht_obj_put_locked(struct ht_obj *o)
 static void release_in_slices(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = HT_SLICE_RESTING;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (ht_chunk_in_use(c) && ht_chunk_trylock_exclusive(o, c, index)) {
             release_chunk(o, c, index);
             ht_chunk_unlock_exclusive(o, c, index);
@@ -512,9 +505,7 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
     ht_store_lock(s);
     uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each_from(c, o, index) {
         if (index >= end)
             break;
         if (ht_chunk_in_use(c)) {

@@ -71,11 +71,11 @@ void ht_scope_let_go(struct ht_store *s, struct ht_scope *sc)
 /* For an object that comes to scope 0: content outside it is unpublished there then. */
 static uint64_t superseded_blocks(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t blocks = 0, index = 0;
-    struct ht_chunk *c;
+    uint64_t blocks = 0;
 
     /* bounded: by the unpublished chunks of one tensor, which has large ones, once when it leaves its model */
-    ht_chunk_for_each_unpublished(c, o, index) blocks += ht_chunk_superseded_blocks(c);
+    ht_chunk_for_each_unpublished(c, o, index)
+        blocks += ht_chunk_superseded_blocks(c);
     return blocks;
 }
 

@@ -386,11 +386,8 @@ int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_r
 static int reserve_uncovered(struct ht_obj *o, uint64_t *left, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         const struct ht_ref *ref = ht_chunk_ref(c);
         struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
         bool covered = index << o->chunk_shift < ht_rewrite_reserve_bytes(o, o->extra->rewrite_reserve_blocks);

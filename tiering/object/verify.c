@@ -295,11 +295,7 @@ static void count_owner(struct owners *w, const struct ht_ref *ref) HT_REQUIRES(
 
 static void count_owners(struct owners *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t index = 0;
-    struct ht_chunk *c;
-
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (c->flags & HT_CH_PUB)
             count_owner(w, &c->pub);
         if (owns_cur(c))

@@ -237,10 +237,7 @@ static int read_in(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     if (!all.ring)
         return -ENOMEM;
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (all.error || index << o->chunk_shift >= o->size)
             break;
         ht_slice_next(s, &slice);

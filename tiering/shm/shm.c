@@ -207,12 +207,10 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
 
 static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
     uint64_t index = first;
 
     /* bounded: shared memory has chunks of 1 MiB, and all at once lose their images */
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         ht_chunk_drop_image(o, c, index);
         ht_chunk_trim(o, index);
     }
@@ -228,10 +226,10 @@ void ht_shm_regrow(struct ht_obj *o, uint64_t bytes)
 /* A held chunk from *index on, or NULL; moves *index there. */
 static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-
     /* bounded: the same, and no thread may take one */
-    ht_chunk_for_each_from(c, o, *index) if (c->exclusive || c->shared) return c;
+    ht_chunk_for_each_from(c, o, *index)
+        if (c->exclusive || c->shared)
+            return c;
     return NULL;
 }
 
@@ -326,15 +324,13 @@ void ht_shm_free(struct ht_obj *o)
 
 bool ht_shm_try_free(struct ht_obj *o)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0, any = 0;
+    uint64_t any = 0;
 
     if (!o->extra->shm || o->extra->shm->is_open || o->extra->may_be_dirty || o->dirty || o->writing ||
         held_behind(o, &any))
         return false;
     /* bounded: the same: shared memory has chunks of 1 MiB */
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (ht_arena_is_external(o->s->arena, c->slot))
             ht_chunk_drop_image(o, c, index);
         ht_chunk_trim(o, index);

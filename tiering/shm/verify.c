@@ -25,11 +25,8 @@ static bool is_at(const struct ht_shared *m, const uint8_t *data, uint64_t offse
 static void check_images(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_shared *m = &o->extra->shm->memory;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (!ht_arena_is_external(o->s->arena, c->slot))
             continue;
         const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);

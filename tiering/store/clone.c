@@ -62,13 +62,11 @@ static uint64_t scan_ahead(struct clone *k, uint64_t *out_hole)
 {
     struct ht_obj *o = k->src;
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
 
     ht_store_lock(o->s);
     uint64_t pos = src_pos(k), end = ht_min_u64(k->src_off + k->len, o->size);
     uint64_t index = pos >> o->chunk_shift, data = ht_chunk_is_volatile(o, index) ? pos : end;
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         if (index << o->chunk_shift >= data)
             break;
         if (holds(o, c)) {

@@ -71,11 +71,8 @@ static bool is_idle(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 /* False: the slice ends before the object does. */
 static bool put_chunks_of(struct ht_obj *o, struct ht_dump *d, struct walk *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-
     /* bounded: w->left chunks */
-    ht_chunk_for_each_from(c, o, w->index)
-    {
+    ht_chunk_for_each_from(c, o, w->index) {
         if (!w->left)
             return false;
         w->left--;

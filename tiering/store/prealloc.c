@@ -81,10 +81,8 @@ static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_
         (r->last - r->first) * blocks_of(ht_obj_bytes_per_chunk(r->o)) + blocks_of(wanted_bytes(r, r->last));
     uint64_t log_chunks = r->last - r->first + 1, index = r->first;
     struct ht_slice slice = HT_SLICE_RESTING;
-    struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, r->o, index)
-    {
+    ht_chunk_for_each_from(c, r->o, index) {
         if (index > r->last || r->chunk_shift != r->o->chunk_shift)
             break;
         uint32_t n = lacks(r, c, index);
@@ -167,10 +165,8 @@ static int give(const struct range *r, struct purse *p) HT_REQUIRES(HT_LOCK_STOR
 {
     struct ht_slice slice = HT_SLICE_RESTING;
     uint64_t index = r->first;
-    struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, r->o, index)
-    {
+    ht_chunk_for_each_from(c, r->o, index) {
         if (index > r->last)
             break;
         uint32_t n = lacks(r, c, index);
@@ -271,10 +267,8 @@ void ht_obj_prealloc_drop(struct ht_obj *o, uint64_t off, uint64_t end)
 {
     struct ht_slice slice = HT_SLICE_RESTING;
     uint64_t index = off >> o->chunk_shift;
-    struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each_from(c, o, index) {
         uint64_t start = index << o->chunk_shift;
         uint64_t stop = ht_chunk_has_content(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
         if (start >= end)

@@ -28,12 +28,9 @@ void ht_obj_evict(struct ht_obj *o)
 void ht_obj_unprotect(struct ht_obj *o)
 {
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (c->slot != HT_SLOT_NONE)
             ht_arena_unprotect(o->s->arena, c->slot);
         ht_slice_next(o->s, &slice);
@@ -65,16 +62,13 @@ void ht_obj_set_compress(struct ht_obj *o, bool may)
 void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
 {
     struct ht_slice slice = HT_SLICE_RESTING;
-    struct ht_chunk *c;
-    uint64_t index = 0;
 
     ht_store_lock(o->s);
     bool changes = o->residency != residency;
     if (changes && o->residency == HT_RESIDENCY_PINNED)
         ht_arena_want_pinned(o->s->arena, 0);
     o->residency = residency;
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (!changes || !o->resident)
             break;
         if (c->slot != HT_SLOT_NONE)
@@ -87,12 +81,10 @@ void ht_obj_set_residency(struct ht_obj *o, enum ht_residency residency)
 int64_t ht_obj_pinnable_bytes(struct ht_obj *o)
 {
     struct ht_slice slice = HT_SLICE_RESTING;
-    struct ht_chunk *c;
-    uint64_t index = 0, own = 0;
+    uint64_t own = 0;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy(c, o, index) {
         if (o->residency != HT_RESIDENCY_PINNED || !o->resident)
             break;
         if (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->pinned)

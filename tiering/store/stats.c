@@ -171,12 +171,9 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_extent e[HT_FRAGS_MAX];
-    struct ht_chunk *c;
-    uint64_t i = 0;
 
     /* bounded: fsck alone, which has no other thread */
-    ht_chunk_for_each_from(c, o, i)
-    {
+    ht_chunk_for_each(c, o, i) {
         if (!(c->flags & HT_CH_PUB))
             continue;
         struct ht_chunk_info info = {
@@ -226,12 +223,10 @@ enum { SPACE_SLICE = 4096 }; /* chunks that a caller looks at with the lock */
 static bool add_space(struct ht_obj *o, uint64_t *index, uint64_t *stored_blocks, uint64_t *own_blocks)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
     unsigned looked_at = 0;
 
     /* bounded: SPACE_SLICE chunks */
-    ht_chunk_for_each_from(c, o, *index)
-    {
+    ht_chunk_for_each_from(c, o, *index) {
         if (looked_at++ == SPACE_SLICE)
             return true;
         if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub) || ht_ref_is_cold(&c->pub)) /* the vault frees nothing */

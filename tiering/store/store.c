@@ -447,12 +447,8 @@ int ht_store_unmount(struct ht_store *s)
 /* Only the memory. */
 static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
     /* bounded: the store ends, and has no other thread */
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE))
             ht_ref_forget(&c->cur);
         if (c->flags & HT_CH_PUB)

@@ -48,11 +48,9 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQU
 {
     struct ht_store *s = o->s;
     struct ht_slice slice = HT_SLICE_RESTING;
-    struct ht_chunk *c;
     uint64_t index = first;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each_from(c, o, index) {
         if (index >= last)
             break;
         if (ht_chunk_in_use(c)) {
@@ -73,10 +71,8 @@ static bool is_cut(struct ht_obj *o, uint64_t size, struct ht_slice *slice) HT_R
 {
     uint64_t first = size >> o->chunk_shift, index = first;
     uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
-    struct ht_chunk *c;
 
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         const struct ht_ref *ref = ht_chunk_ref(c);
         uint32_t end = ref ? ref->visible : 0;
         if (c->slot != HT_SLOT_NONE)
@@ -242,11 +238,8 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 /* The first chunk at or after index with data. It passes chunks without content only if a thread holds them. */
 static uint64_t seek_data(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-
     /* bounded: a busy chunk has content, or a thread holds it */
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         if (ht_chunk_has_content(c))
             return index;
     }

@@ -214,12 +214,10 @@ static bool shows_place(const struct ht_obj *o, struct ht_chunk *c, uint64_t ind
 unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *out, unsigned cap)
 {
     struct ht_slice slice = {0};
-    struct ht_chunk *c;
     unsigned count = 0;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         if (count == cap)
             break;
         if (shows_place(o, c, index))
@@ -272,11 +270,9 @@ static uint64_t next_cold(struct ht_obj *o, uint64_t index)
 {
     struct ht_slice slice = {0};
     uint64_t found = UINT64_MAX;
-    struct ht_chunk *c;
 
     ht_store_lock(o->s);
-    ht_chunk_for_each_busy(c, o, index)
-    {
+    ht_chunk_for_each_busy_from(c, o, index) {
         if (c->flags & HT_CH_PUB && ht_ref_is_cold(&c->pub)) {
             found = index;
             break;

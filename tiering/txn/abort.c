@@ -38,12 +38,8 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT
 
 static void abort_object(struct ht_obj *o, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
     o->vanished = !o->published; /* first: a concurrent reader sees that the object is gone, and not its remains */
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (ht_chunk_in_use(c))
             abort_chunk(o, c, index);
         ht_slice_next(o->s, slice);

@@ -40,9 +40,7 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b, 
 {
     if (e->chunk == 0)
         ht_record_object(b, o, HT_MUTANT("pending-emitted") ? o->size : o->pub_size);
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, e->chunk)
-    {
+    ht_chunk_for_each_from(c, o, e->chunk) {
         if (b->len >= SLICE_BYTES)
             return;
         if (c->flags & HT_CH_PUB)

@@ -182,11 +182,7 @@ static void count_chunk(const struct ht_obj *o, const struct ht_chunk *c, struct
 
 static void count_chunks(struct ht_obj *o, struct need *n, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (may_hold(c))
             count_chunk(o, c, n);
         ht_slice_next(o->s, slice);
@@ -206,11 +202,9 @@ static int make_object(struct ht_obj *from, uint64_t oid, struct ht_scope *sc, s
     o->obj_class = from->obj_class;
     o->defined = true;
     o->refs = 1;
-    struct ht_chunk *c, *to;
-    uint64_t index = 0;
+    struct ht_chunk *to;
     int rc = 0;
-    ht_chunk_for_each_from(c, from, index)
-    {
+    ht_chunk_for_each(c, from, index) {
         if (rc)
             break;
         if (may_hold(c))
@@ -401,11 +395,7 @@ static int chunk_in_copy(struct ht_obj *copy, uint64_t index, struct ht_chunk **
 /* Chunks that were counted, and hold nothing. */
 static void trim_copy(struct ht_obj *copy, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
-    ht_chunk_for_each_from(c, copy, index)
-    {
+    ht_chunk_for_each(c, copy, index) {
         if (!(c->flags & HT_CH_PUB)) {
             ht_chunk_drop_log_reserve(copy, c);
             ht_chunk_trim(copy, index);
@@ -417,13 +407,11 @@ static void trim_copy(struct ht_obj *copy, struct ht_slice *slice) HT_REQUIRES(H
 static int share_object(struct ht_keep *w, struct ht_obj *o, struct ht_obj *copy, struct ht_slice *slice)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c, *to = NULL;
-    uint64_t index = 0;
+    struct ht_chunk *to = NULL;
     int rc = 0;
 
     copy->size = copy->pub_size = o->pub_size;
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         bool published = c->flags & HT_CH_PUB;
         if (rc)
             break;
@@ -462,13 +450,9 @@ static int share_objects(struct ht_keep *w) HT_REQUIRES(HT_LOCK_STORE)
 /* Nothing fails here. The object is in memory from now on because the log has it. */
 static void put_object(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
     o->published = true;
     ht_record_object(&tx->records, o, o->pub_size);
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (c->flags & HT_CH_PUB)
             ht_record_chunk(&tx->records, o, index, c, &c->pub);
         ht_slice_next(o->s, slice);

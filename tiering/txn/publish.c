@@ -195,11 +195,7 @@ static void keep_room(const struct ht_obj *o, const struct ht_tx *tx, struct ht_
 /* slice: releases the lock in between; NULL: does not. */
 static void publish_chunks(struct ht_obj *o, struct ht_tx *tx, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
-    ht_chunk_for_each_unpublished(c, o, index)
-    {
+    ht_chunk_for_each_unpublished(c, o, index) {
         if (ht_chunk_unpublished(c)) {
             publish_chunk(o, c, index, tx);
             ht_chunk_trim(o, index);
@@ -263,10 +259,7 @@ static void add_pending(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_
     }
     n->bytes += o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
     n->bytes += (size_t)(o->dirty + o->writing) * HT_CHUNK_LOG_BYTES;
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    ht_chunk_for_each_unpublished(c, o, index)
-    {
+    ht_chunk_for_each_unpublished(c, o, index) {
         if (c->flags & HT_CH_CUR)
             n->bytes += HT_CHUNK_LOG_BYTES + ht_ref_extra_bytes(&c->cur);
         else if (c->flags & HT_CH_GONE)

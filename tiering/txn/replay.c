@@ -130,9 +130,8 @@ static int replay_object_del(struct ht_store *s, struct ht_reader *r) HT_REQUIRE
     struct ht_obj *o = ht_obj_find_locked(s, oid);
     if (!o)
         return 0;
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index) forget_pub(o, c);
+    ht_chunk_for_each(c, o, index)
+        forget_pub(o, c);
     o->dead = true;
     o->delete_lsn = 0; /* and nothing that it names is left */
     o->refs++;
@@ -206,9 +205,7 @@ static int replay_chunk_del(struct ht_store *s, struct ht_reader *r) HT_REQUIRES
     if (!o)
         return 0;
     uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each_from(c, o, index) {
         if (index >= end)
             break;
         forget_pub(o, c);
@@ -394,12 +391,10 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
 /* Describes the object by its chunks: a size that all fit, with the end of the last one. */
 static void describe(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t index = 0, last = 0;
+    uint64_t last = 0;
     uint32_t most = 0, end = 0;
-    struct ht_chunk *c;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (!(c->flags & HT_CH_PUB))
             continue;
         most = (uint32_t)ht_max_u64(most, ht_ref_image_bytes(&c->pub));
@@ -440,10 +435,7 @@ static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LO
 
     if (!rc)
         rc = ht_journal_reserve(o->s->journal, HT_OBJECT_RECORD_BYTES, true);
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (rc)
             break;
         if (c->pos == 0 || index == 1)
@@ -466,12 +458,9 @@ static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
 
 static int check_chunk_sizes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
     int rc = 0;
 
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         if (rc)
             break;
         if ((c->flags & HT_CH_PUB) && ht_ref_image_bytes(&c->pub) > ht_obj_bytes_per_chunk(o))
@@ -509,11 +498,7 @@ static int list_places(struct ht_store *s, struct settling *w) HT_REQUIRES(HT_LO
 
 static void list_owners(struct settling *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_chunk *c;
-    uint64_t index = 0;
-
-    ht_chunk_for_each_from(c, o, index)
-    {
+    ht_chunk_for_each(c, o, index) {
         struct owner *e = c->flags & HT_CH_PUB && !c->pub.shared ? find_owner(w, ht_ref_place(&c->pub)) : NULL;
         if (e && e->place)
             *e = (struct owner){e->place, o, &c->pub};
