@@ -113,11 +113,7 @@ struct ht_ns_shadow *ht_ns_shadow_walk_next(struct ht_ns_shadow_walk *w)
 
 void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w)
 {
-    struct ht_ns_shadow_walk **p = &ns->shadow_walks;
-
-    while (*p != w)
-        p = &(*p)->next;
-    *p = w->next;
+    ht_chain_remove(&ns->shadow_walks, w, next);
 }
 
 /* A walk that would come to it next goes past it. */

@@ -100,7 +100,7 @@ static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LO
 {
     void **head = inode_bucket(ns, i->ino);
 
-    ht_bucket_link(head, i, hash_next);
+    ht_chain_link(head, i, hash_next);
 }
 
 static void spread_inodes(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
@@ -186,7 +186,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     ht_ns_shadow_drop(ns, i);
     ht_ns_root(i)->members--;
     void **head = inode_bucket(ns, i->ino);
-    ht_bucket_remove(head, i, hash_next);
+    ht_chain_remove(head, i, hash_next);
     ns->inode_count--;
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
@@ -345,7 +345,7 @@ static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
 {
     void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
 
-    ht_bucket_link(head, e, hash_next);
+    ht_chain_link(head, e, hash_next);
 }
 
 static void spread_entries(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
@@ -374,7 +374,7 @@ void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e)
 {
     void **head = entry_bucket(ns, e->dir->ino, e->name, e->len);
 
-    ht_bucket_remove(head, e, hash_next);
+    ht_chain_remove(head, e, hash_next);
     *e->name_pprev = e->name_next;
     if (e->name_next)
         e->name_next->name_pprev = e->name_pprev;
@@ -432,13 +432,9 @@ struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *na
 
 void ht_ns_xattr_remove(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_xattr *x)
 {
-    struct ht_ns_xattr **p = &i->xattrs;
-
     if (!x)
         return;
-    while (*p != x)
-        p = &(*p)->next;
-    *p = x->next;
+    ht_chain_remove(&i->xattrs, x, next);
     ht_ns_xattr_free(ns, x);
 }
 

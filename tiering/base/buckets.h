@@ -13,7 +13,7 @@
 #ifndef HITRAIN_TIERING_BASE_BUCKETS_H
 #define HITRAIN_TIERING_BASE_BUCKETS_H
 
-#include "tiering/base/base.h"
+#include "tiering/base/list.h"
 
 enum { HT_BUCKETS_SHIFT = 6, HT_BUCKETS_START = 1 << HT_BUCKETS_SHIFT, HT_BUCKET_SEGMENTS = 32 };
 
@@ -44,25 +44,6 @@ static inline void **ht_bucket_of_hash(const struct ht_buckets *t, uint64_t hash
 {
     return ht_bucket_at(t, ht_bucket_of(t, hash));
 }
-
-/* An entry comes first in a chain. next: the field of entries that links them. */
-#define ht_bucket_link(head, entry, next) \
-    do {                                  \
-        (entry)->next = *(head);          \
-        *(head) = (entry);                \
-    } while (0)
-/* It leaves the chain that has it. */
-#define ht_bucket_remove(head, entry, next)  \
-    do {                                     \
-        __typeof__(entry) before_ = *(head); \
-        if (before_ == (entry)) {            \
-            *(head) = before_->next;         \
-        } else {                             \
-            while (before_->next != (entry)) \
-                before_ = before_->next;     \
-            before_->next = (entry)->next;   \
-        }                                    \
-    } while (0)
 
 /*
  * One more bucket. *out_from: the head of the chain whose entries the owner divides between this bucket and the new

@@ -9,7 +9,7 @@ static void put(struct ht_id_table *t, struct ht_id_link *link)
 {
     void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
 
-    ht_bucket_link(head, link, next);
+    ht_chain_link(head, link, next);
 }
 
 /* By a bucket or two, until there is one for each entry. */
@@ -51,7 +51,7 @@ void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link)
 {
     void **head = ht_bucket_of_hash(&t->buckets, ht_id_hash(link->id));
 
-    ht_bucket_remove(head, link, next);
+    ht_chain_remove(head, link, next);
     t->count--;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* list.h - intrusive doubly linked lists. Not locked: the owner's lock guards them. */
+/* list.h - intrusive lists, doubly linked, and chains with one link. Not locked: the owner's lock guards them. */
 #ifndef HITRAIN_TIERING_BASE_LIST_H
 #define HITRAIN_TIERING_BASE_LIST_H
 
@@ -49,5 +49,24 @@ static inline void ht_list_del(struct ht_list *n)
 /* Allows removal of the current element. */
 #define ht_list_for_each_safe(pos, tmp, head) \
     for (struct ht_list *pos = (head)->next, *tmp = pos->next; pos != (head); pos = tmp, tmp = pos->next)
+
+/* An entry comes first in a chain, which has one link. next: the field of entries that links them. */
+#define ht_chain_link(head, entry, next) \
+    do {                                 \
+        (entry)->next = *(head);         \
+        *(head) = (entry);               \
+    } while (0)
+/* It leaves the chain that has it. */
+#define ht_chain_remove(head, entry, next)   \
+    do {                                     \
+        __typeof__(entry) before_ = *(head); \
+        if (before_ == (entry)) {            \
+            *(head) = before_->next;         \
+        } else {                             \
+            while (before_->next != (entry)) \
+                before_ = before_->next;     \
+            before_->next = (entry)->next;   \
+        }                                    \
+    } while (0)
 
 #endif

@@ -99,11 +99,7 @@ void ht_chunk_watch_begin(struct ht_chunk_watch *w, const struct ht_obj *o, uint
 
 void ht_chunk_watch_end(struct ht_chunk_watch *w)
 {
-    struct ht_chunk_watch **p = &w->o->s->objects.watches;
-
-    while (*p != w)
-        p = &(*p)->next;
-    *p = w->next;
+    ht_chain_remove(&w->o->s->objects.watches, w, next);
 }
 
 static void take_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)

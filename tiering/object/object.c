@@ -41,7 +41,7 @@ static void put_in_table(struct ht_store *s, struct ht_obj *o) HT_REQUIRES(HT_LO
 {
     void **head = ht_bucket_of_hash(&s->objects.table, ht_id_hash(o->oid));
 
-    ht_bucket_link(head, o, next);
+    ht_chain_link(head, o, next);
 }
 
 /* By a bucket or two. Without memory for one chains become longer, and all is still correct. */
@@ -147,7 +147,7 @@ void ht_obj_put_locked(struct ht_obj *o)
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
     void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
-    ht_bucket_remove(head, o, next);
+    ht_chain_remove(head, o, next);
     o->s->objects.count--;
     ht_obj_free_memory(o);
 }

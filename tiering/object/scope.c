@@ -34,18 +34,13 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
     }
     ht_list_init(&sc->touched);
     s->objects.meta_bytes += sizeof(*sc);
-    sc->next = s->objects.scopes;
-    s->objects.scopes = sc;
+    ht_chain_link(&s->objects.scopes, sc, next);
     return sc;
 }
 
 static void free_scope(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_scope **p = &s->objects.scopes;
-
-    while (*p != sc)
-        p = &(*p)->next;
-    *p = sc->next;
+    ht_chain_remove(&s->objects.scopes, sc, next);
     ht_id_remove(&s->objects.scopes_by_id, &sc->by_id);
     s->objects.meta_bytes -= sizeof(*sc);
     free(sc);

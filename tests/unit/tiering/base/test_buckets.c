@@ -19,7 +19,7 @@ static void put(struct entry *e)
 {
     void **head = ht_bucket_of_hash(&t, e->hash);
 
-    ht_bucket_link(head, e, next);
+    ht_chain_link(head, e, next);
 }
 
 /* One bucket more for one entry more: a chain has few. Returns how many entries moved. */
@@ -105,7 +105,7 @@ TEST(what_leaves_a_chain_is_found_no_more_and_all_others_are)
         unsigned k = i * 7 % FIRST; /* in another order than they came */
         void **head = ht_bucket_of_hash(&t, entries[k].hash);
         struct entry *e = &entries[k];
-        ht_bucket_remove(head, e, next);
+        ht_chain_remove(head, e, next);
         ck_assert(!is_found(e));
     }
     for (size_t b = 0; b < t.count; b++)
