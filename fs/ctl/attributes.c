@@ -71,11 +71,10 @@ static int may_set_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     char given[40];
-    int at;
 
     if (ht_parse_dtype(q->value, q->len))
         return may_set_dtype(q, err);
-    at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
+    int at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
     for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
         at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
     return -EINVAL;
@@ -122,12 +121,10 @@ static int check_members(const struct request *q, char err[HT_CTL_ERROR_MAX])
 
 static int check_value(const struct request *q, const char *const values[VALUES_MAX], char err[HT_CTL_ERROR_MAX])
 {
-    int at;
-
     for (unsigned i = 0; i < VALUES_MAX && values[i]; i++)
         if (strlen(values[i]) == q->len && memcmp(values[i], q->value, q->len) == 0)
             return 0;
-    at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", q->name + strlen(HT_XATTR_PREFIX));
+    int at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", q->name + strlen(HT_XATTR_PREFIX));
     for (unsigned i = 0; i < VALUES_MAX && values[i] && at < HT_CTL_ERROR_MAX; i++)
         at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " '%s'", values[i]);
     return -EINVAL;
@@ -581,11 +578,10 @@ bool ht_attribute_waits(const char *name)
 static int unknown(struct ht_ctl *c, uint64_t ino, const char *name)
 {
     char list[HT_CTL_ERROR_MAX];
-    int at;
 
     if (ht_metrics_known(name + strlen(HT_XATTR_PREFIX)))
         return -EOPNOTSUPP;
-    at = snprintf(list, sizeof(list), "unknown attribute %.80s; known:", name);
+    int at = snprintf(list, sizeof(list), "unknown attribute %.80s; known:", name);
     for (size_t i = 0; i < HT_ARRAY_SIZE(words) && at < (int)sizeof(list); i++)
         if (words[i].set != read_only)
             at += snprintf(list + at, sizeof(list) - (size_t)at, " %s", words[i].word);
@@ -599,11 +595,10 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
     struct request q = {c, ino, name, value, len, flags, caller};
     const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
-    int rc;
 
     if (!w)
         return unknown(c, ino, name);
-    rc = w->values[0] ? check_value(&q, w->values, err) : 0;
+    int rc = w->values[0] ? check_value(&q, w->values, err) : 0;
     if (rc == 0 && w->check)
         rc = w->check(&q, err);
     if (rc) {
@@ -660,11 +655,10 @@ int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const 
     struct request q = {c, ino, name, NULL, 0, 0, caller};
     const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
-    int rc;
 
     if (!w)
         return ht_metrics_known(name + strlen(HT_XATTR_PREFIX)) ? -EOPNOTSUPP : -ENODATA;
-    rc = w->may_remove ? w->may_remove(&q, err) : 0;
+    int rc = w->may_remove ? w->may_remove(&q, err) : 0;
     if (rc && err[0])
         ht_last_error_set(c, ino, w->word, "%s", err);
     if (rc)

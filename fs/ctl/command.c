@@ -169,11 +169,10 @@ static int unclaim(struct ht_call *q, uint64_t ino)
 int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_caller caller = ht_person_caller(&seat->person);
-    int rc;
 
     if (root == seat->checked)
         return 0;
-    rc = root ? ht_ctl_may_steer(c, root, &caller) : ht_ctl_access(c, dir, W_OK, &caller);
+    int rc = root ? ht_ctl_may_steer(c, root, &caller) : ht_ctl_access(c, dir, W_OK, &caller);
     if (rc)
         snprintf(err, HT_CTL_ERROR_MAX,
                  "this directory has come under another model root since " HT_CTL_DIR
@@ -339,7 +338,6 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
     struct ht_call q = {.ctl = c, .dir = dir, .root = root, .seat = seat, .cmd = cmd, .err = err};
     uint64_t shown_at = root ? root : dir;
     struct ht_root_stat st;
-    int rc;
 
     err[0] = 0;
     if (cmd->id == HT_COMMAND_NONE)
@@ -351,7 +349,7 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
                                    .full = cmd->full};
     if (!root || ht_optim_root_stat(c->optim, root, &st))
         st.refusals = 0;
-    rc = run_verb(&q, &verbs[cmd->id]);
+    int rc = run_verb(&q, &verbs[cmd->id]);
     if (q.by.why[0] && cmd->id != HT_COMMAND_DECIDE)
         snprintf(err, HT_CTL_ERROR_MAX, "%s", q.by.why);
     if (rc) {

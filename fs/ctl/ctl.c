@@ -133,12 +133,10 @@ void ht_ctl_drop_data(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len
 void ht_ctl_drop_stale(struct ht_ctl *c)
 {
     const struct ht_ctl_cache *cache = c->cache;
-    struct ht_stale *list;
-    bool lost;
 
     ht_mutex_lock(ht_ctl_lock(c));
-    list = c->stale;
-    lost = c->stale_lost;
+    struct ht_stale *list = c->stale;
+    bool lost = c->stale_lost;
     c->stale = NULL;
     c->stale_lost = false;
     ht_mutex_unlock(ht_ctl_lock(c));
@@ -183,7 +181,6 @@ int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
 {
     struct ht_ctl *c = calloc(1, sizeof(*c));
-    int rc;
 
     if (!c)
         return -ENOMEM;
@@ -218,7 +215,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .taken_back = hook_taken_back,
         .replay_begins = hook_replay_begins,
     };
-    rc = ht_events_start(c);
+    int rc = ht_events_start(c);
     if (rc) {
         ht_ctl_free(c);
         return rc;

@@ -313,12 +313,11 @@ static int begin_state(struct walk *k)
 {
     struct ht_param_desc desc;
     int rc = ht_ctl_describe(k->c, k->ino, &desc);
-    int64_t size;
 
     if (rc)
         return rc;
     k->state = k->states[k->state_next++];
-    size = ht_optim_state_size(k->c->optim, &desc, k->state);
+    int64_t size = ht_optim_state_size(k->c->optim, &desc, k->state);
     ht_ns_close(k->c->ns, k->ino);
     if (size < 0)
         return (int)size;
@@ -364,10 +363,8 @@ static int note_first(struct walk *k, const struct stat *st)
 
 static int put_content(struct walk *k, const struct stat *st)
 {
-    int rc;
-
     ht_digest_put_entry(&k->digest, HT_DIGEST_FILE, (uint64_t)st->st_size, k->path, "");
-    rc = put_attributes(k, st->st_ino);
+    int rc = put_attributes(k, st->st_ino);
     k->ino = st->st_ino;
     k->size = (uint64_t)st->st_size;
     k->at = 0;
@@ -378,23 +375,20 @@ static int put_content(struct walk *k, const struct stat *st)
 static int put_file(struct walk *k, const struct stat *st)
 {
     char first[HT_DIGEST_PATH_BYTES_MAX + 1];
-    int rc;
 
     if (st->st_nlink > 1 && find_first(k, st->st_ino, first)) {
         ht_digest_put_entry(&k->digest, HT_DIGEST_LINK, 0, k->path, first);
         ht_digest_put_attributes_end(&k->digest);
         return 0;
     }
-    rc = st->st_nlink > 1 ? note_first(k, st) : 0;
+    int rc = st->st_nlink > 1 ? note_first(k, st) : 0;
     return rc ? rc : put_content(k, st);
 }
 
 static int put_directory(struct walk *k, uint64_t ino)
 {
-    int rc;
-
     ht_digest_put_entry(&k->digest, HT_DIGEST_DIRECTORY, 0, k->path, "");
-    rc = put_attributes(k, ino);
+    int rc = put_attributes(k, ino);
     return rc ? rc : push(k, ino);
 }
 
@@ -435,8 +429,6 @@ static int put_inode(struct walk *k, uint64_t ino)
 static int next_name(struct walk *k)
 {
     struct frame *f = &k->frame[k->depth - 1];
-    struct name n;
-    int len;
 
     k->path[f->path_len] = '\0';
     if (!f->whole)
@@ -445,9 +437,9 @@ static int next_name(struct walk *k)
         pop(k);
         return 0;
     }
-    n = take_least(f);
-    len = snprintf(k->path + f->path_len, sizeof(k->path) - f->path_len, "%s%s", f->path_len ? "/" : "",
-                   (const char *)f->text.data + n.at);
+    struct name n = take_least(f);
+    int len = snprintf(k->path + f->path_len, sizeof(k->path) - f->path_len, "%s%s", f->path_len ? "/" : "",
+                       (const char *)f->text.data + n.at);
     return (size_t)len >= sizeof(k->path) - f->path_len ? -ENAMETOOLONG : put_inode(k, n.ino);
 }
 
@@ -664,7 +656,6 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
 {
     struct ht_ctl *c = ctx;
     struct walk *k = c->digests->walk;
-    int rc;
 
     if (!k)
         return begin_next(c, b);
@@ -673,7 +664,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         walk_end(c);
         return HT_STEP_WORKED;
     }
-    rc = go_on(k, b);
+    int rc = go_on(k, b);
     if (rc == 0 && !k->digits[0])
         return HT_STEP_WORKED;
     if (rc == 0)

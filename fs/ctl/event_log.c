@@ -144,12 +144,10 @@ static struct repeat *find_repeat(struct ht_event_log *l, const struct ht_event 
 
 void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t now_ns)
 {
-    struct repeat *r;
-
     ht_mutex_lock(log_lock(l));
     l->count[e->code]++;
     tick_locked(l, now_ns);
-    r = find_repeat(l, e);
+    struct repeat *r = find_repeat(l, e);
     if (r->ends_ns) {
         if (r->held++ == 0)
             pthread_cond_signal(&l->more); /* its end is to be waited for */
@@ -168,10 +166,8 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
 
 bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out)
 {
-    bool any;
-
     ht_mutex_lock(log_lock(l));
-    any = l->visible < l->last;
+    bool any = l->visible < l->last;
     if (any)
         *out = *entry_of(l, l->visible + 1);
     ht_mutex_unlock(log_lock(l));
@@ -252,12 +248,9 @@ void ht_event_log_stop(struct ht_event_log *l)
 
 bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_entry *out)
 {
-    uint64_t seq;
-    bool any;
-
     ht_mutex_lock(log_lock(l));
-    seq = after < UINT64_MAX ? ht_max_u64(after + 1, oldest_locked(l)) : after;
-    any = seq <= l->visible;
+    uint64_t seq = after < UINT64_MAX ? ht_max_u64(after + 1, oldest_locked(l)) : after;
+    bool any = seq <= l->visible;
     if (any)
         *out = *entry_of(l, seq);
     ht_mutex_unlock(log_lock(l));

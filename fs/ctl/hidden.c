@@ -286,11 +286,10 @@ int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_de
     struct ht_shards table;
     unsigned rank, ranks;
     const char *name;
-    int rc;
 
     find_ranks(ino, &rank, &ranks);
     *out = NULL;
-    rc = ht_shard_table(c, d->root, ranks, &table);
+    int rc = ht_shard_table(c, d->root, ranks, &table);
     if (rc == 0 && kind == HT_HIDDEN_SHARD_STATE) {
         rc = ht_optim_state_name(c->optim, d, ht_hidden_index(ino), &name);
         if (rc == 0 && strcmp(name, "step") == 0)
@@ -577,11 +576,10 @@ static int take_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARE
 {
     struct ht_hidden_dir *d = ctx;
     struct stat st;
-    int rc;
 
     if (!S_ISREG(e->type) && !S_ISDIR(e->type))
         return 0;
-    rc = list_one(d, e->name, e->ino, e->type);
+    int rc = list_one(d, e->name, e->ino, e->type);
     if (rc == 0)
         rc = ht_ns_getattr_locked(d->ctl->ns, e->ino, true, &st);
     return rc;

@@ -490,10 +490,9 @@ static int flush_session(struct ht_hidden_file *f)
 static ssize_t read_session(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
     struct session *t = f->session;
-    size_t n;
 
     ht_mutex_lock(session_lock(t));
-    n = ht_min_u64(len, t->results.len - t->read);
+    size_t n = ht_min_u64(len, t->results.len - t->read);
     if (n)
         memcpy(buf, t->results.data + t->read, n);
     t->read += n;

@@ -60,10 +60,8 @@ static struct ht_last_error *place_locked(struct ht_ctl *c, uint64_t ino) HT_REQ
 
 static void put_error(struct ht_ctl *c, const struct ht_last_error *new)
 {
-    struct ht_last_error *p;
-
     ht_mutex_lock(ht_ctl_lock(c));
-    p = place_locked(c, new->ino);
+    struct ht_last_error *p = place_locked(c, new->ino);
     c->last_errors += p->ino == 0;
     *p = *new;
     p->age = ++c->last_error_age;
@@ -168,12 +166,10 @@ void ht_last_error_done(struct ht_ctl *c, uint64_t ino, const char *kind)
 
 bool ht_last_error_clear(struct ht_ctl *c, uint64_t ino)
 {
-    struct ht_last_error *p;
-
     if (!c->last_errors)
         return false;
     ht_mutex_lock(ht_ctl_lock(c));
-    p = find_locked(c, ino);
+    struct ht_last_error *p = find_locked(c, ino);
     if (p)
         drop_locked(c, p);
     ht_mutex_unlock(ht_ctl_lock(c));
@@ -197,10 +193,8 @@ int ht_last_error_format(const char *text, bool in_model, uint64_t step, int64_t
 
 bool ht_last_error_get(struct ht_ctl *c, uint64_t ino, struct ht_last_error *out)
 {
-    struct ht_last_error *p;
-
     ht_mutex_lock(ht_ctl_lock(c));
-    p = find_locked(c, ino);
+    struct ht_last_error *p = find_locked(c, ino);
     if (p)
         *out = *p;
     ht_mutex_unlock(ht_ctl_lock(c));

@@ -487,12 +487,11 @@ static int add_if_known(void *ctx, uint64_t ino)
 static int add_known(struct root_list *list, const struct ht_caller *caller)
 {
     struct ht_person person;
-    struct ht_caller known;
     int rc = ht_person_init(&person, caller);
 
     if (rc)
         return rc;
-    known = ht_person_caller(&person);
+    struct ht_caller known = ht_person_caller(&person);
     list->caller = &known;
     rc = ht_ns_roots(list->ctl->ns, add_if_known, list);
     list->caller = NULL;

@@ -350,21 +350,19 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
                         char err[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_WORDS)
 {
     uint64_t change = ht_optim_words_change(c->optim);
-    struct earlier *e;
-    int rc;
 
     *out = NULL;
     forget_old(c);
     if (ht_optim_words_as_of(c->optim, root) >= change)
         return 0;
-    e = find_earlier(c, ino);
+    struct earlier *e = find_earlier(c, ino);
     if (e && e->of->root == root)
         return 0;
     if (e)
         forget_words(c, e); /* of the root that it was in before */
     if (c->earlier_words.count >= EARLIER_MAX)
         return refuse_more(c, err);
-    rc = read_earlier(c, ino, change, &e);
+    int rc = read_earlier(c, ino, change, &e);
     if (rc == 0 && c->earlier_bytes + e->len > EARLIER_BYTES_MAX) {
         free(e);
         return refuse_more(c, err);
@@ -380,11 +378,10 @@ int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *t
                     char err[HT_OPTIM_ERROR_MAX])
 {
     struct earlier *e;
-    int rc;
 
     err[0] = 0;
     ht_rwlock_wrlock(ht_ctl_words_lock(c));
-    rc = keep_earlier(c, root, ino, &e, err);
+    int rc = keep_earlier(c, root, ino, &e, err);
     if (rc == 0) {
         rc = text ? ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags) : ht_ns_removexattr(c->ns, ino, word);
         if (rc && e)

@@ -62,13 +62,12 @@ struct ht_caller ht_person_caller(struct ht_person *p)
 int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller)
 {
     uint32_t gids[GROUPS_MAX];
-    size_t count;
 
     if (ht_ns_access(c->ns, ino, mask, caller->cred, NULL, 0) == 0)
         return 0;
     if (!caller->groups)
         return -EACCES;
-    count = caller->groups(caller->ctx, gids, GROUPS_MAX);
+    size_t count = caller->groups(caller->ctx, gids, GROUPS_MAX);
     return ht_ns_access(c->ns, ino, mask, caller->cred, gids, ht_min_u64(count, GROUPS_MAX));
 }
 

@@ -91,13 +91,12 @@ int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
 {
     struct ht_subject a, b;
     uint64_t scope[2];
-    int rc;
 
     same->is_same = 0;
     if (!ht_hidden_subject(ino, &a) || !ht_hidden_subject(same->other, &b) || a.is_state != b.is_state ||
         same->offset > HT_FILE_BYTES_MAX)
         return -EINVAL;
-    rc = hold_file(c, &a, caller, &scope[0]);
+    int rc = hold_file(c, &a, caller, &scope[0]);
     if (rc)
         return rc;
     rc = hold_file(c, &b, caller, &scope[1]);

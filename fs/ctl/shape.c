@@ -14,14 +14,13 @@ enum { SHAPE_TEXT_MAX = 512 };
 
 int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, char err[HT_CTL_ERROR_MAX])
 {
-    const struct ht_dtype_word *row;
     struct ht_ns_tensor t;
     struct ht_shape shape;
     struct stat st;
 
     if (ht_ns_getattr(c->ns, ino, &st) || !S_ISREG(st.st_mode) || st.st_size == 0 || ht_ns_tensor(c->ns, ino, &t))
         return 0;
-    row = ht_dtype_row(t.dtype);
+    const struct ht_dtype_word *row = ht_dtype_row(t.dtype);
     if (!row || ht_parse_shape(text, len, &shape) || shape.elements * row->bytes == (uint64_t)st.st_size)
         return 0;
     snprintf(

@@ -39,13 +39,12 @@ static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t o
 ssize_t ht_shard_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
 {
     uint64_t ino = ht_obj_id(obj), size = ht_obj_size(obj);
-    ssize_t n;
 
     if (off > size || len > size - off)
         return -ESTALE;
     if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
         return -EIO;
-    n = write_with_space(c, obj, off, buf, len);
+    ssize_t n = write_with_space(c, obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);
     return n;

@@ -100,14 +100,12 @@ static int add_list(struct ht_ctl *c, struct ht_shard_list *l) HT_REQUIRES(HT_LO
 static int get_list(struct ht_ctl *c, const struct ht_shards *table, unsigned rank, uint64_t blocks,
                     struct ht_shard_list **out)
 {
-    int rc;
-
     ht_mutex_lock(ht_ctl_lock(c));
     *out = find_list(c, table, rank, blocks);
     ht_mutex_unlock(ht_ctl_lock(c));
     if (*out)
         return 0;
-    rc = make_list(table, rank, blocks, out);
+    int rc = make_list(table, rank, blocks, out);
     if (rc)
         return rc;
     ht_mutex_lock(ht_ctl_lock(c));

@@ -65,11 +65,10 @@ static int keep_only(int fd)
 int ht_daemon_fork(void)
 {
     int fds[2];
-    pid_t child;
 
     if (pipe2(fds, O_CLOEXEC))
         return -errno;
-    child = fork();
+    pid_t child = fork();
     if (child < 0) {
         int rc = -errno;
         close(fds[0]);

@@ -117,10 +117,9 @@ static void report_unlocked(const struct daemon *d, uint64_t all)
 static void report_memory(const struct daemon *d)
 {
     struct ht_store_stats st;
-    uint64_t all;
 
     ht_store_stats(d->store, &st);
-    all = st.dram_bytes - st.shm_bytes + st.staging_bytes;
+    uint64_t all = st.dram_bytes - st.shm_bytes + st.staging_bytes;
     if (st.locked_bytes < all)
         report_unlocked(d, all);
     if (st.huge_bytes == 0)
@@ -176,10 +175,9 @@ static void look_for_claims(void *ctx, uint64_t since_begin_ns)
 static int mount_store(struct daemon *d)
 {
     struct ht_ticker progress;
-    int rc;
 
     ht_ticker_begin(&progress, ht_log_on_terminal() ? PROGRESS_NS : PATIENCE_NS, report_progress, d);
-    rc = ht_store_mount(d->store);
+    int rc = ht_store_mount(d->store);
     ht_ticker_end(&progress);
     if (rc == -EUCLEAN)
         ht_error("%s: the log is damaged; nothing was changed; run hitrain-fsck", d->source);
@@ -297,13 +295,11 @@ static int make_durable(struct daemon *d)
 
 static int shut_down(struct daemon *d)
 {
-    int rc;
-
     begin_ending(d);
     if (d->fuse)
         ht_fuse_finish(d->fuse);
     ht_dump_server_end(); /* a new mount may have the same number */
-    rc = make_durable(d);
+    int rc = make_durable(d);
     ht_shutdown_end();
     if (d->fuse)
         ht_fuse_free(d->fuse);
@@ -416,11 +412,9 @@ static int check_places(struct daemon *d)
 
 static int run_daemon(struct daemon *d)
 {
-    int rc;
-
     if (d->options.remount)
         return ht_remount(&d->options);
-    rc = check_places(d);
+    int rc = check_places(d);
     if (rc == 0 && !d->options.foreground) {
         fflush(NULL);
         rc = ht_daemon_fork();
@@ -433,10 +427,9 @@ static int run_daemon(struct daemon *d)
 int main(int argc, char **argv)
 {
     static struct daemon d;
-    int rc;
 
     ht_stdio_fds_open();
-    rc = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
+    int rc = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
     if (rc == 0 && d.options.help)
         ht_options_usage();
     else if (rc == 0 && d.options.version)

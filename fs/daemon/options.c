@@ -60,10 +60,9 @@ static int set_passthrough(struct ht_options *o, const struct row *row, const ch
 static int set_number(struct ht_options *o, const struct row *row, const char *value)
 {
     char allowed[64], *end;
-    unsigned long v;
 
     errno = 0;
-    v = strtoul(value, &end, 10);
+    unsigned long v = strtoul(value, &end, 10);
     if (value[0] >= '0' && value[0] <= '9' && !*end && !errno && v >= row->least && v <= row->most) {
         *(unsigned *)field_of(o, row) = (unsigned)v;
         return 0;
@@ -130,15 +129,13 @@ static int set_numa(struct ht_options *o, const struct row *row, const char *val
 
 static int set_device(struct ht_options *o, const struct row *row, const char *value)
 {
-    char *copy;
-
     if (!value[0])
         return refuse_value(row->word, value, "the path of a member is needed");
     if (o->device_count == HT_DEVICES_MAX) {
         ht_error("a store has at most %u devices", HT_DEVICES_MAX);
         return -EINVAL;
     }
-    copy = strdup(value);
+    char *copy = strdup(value);
     if (!copy)
         return -ENOMEM;
     o->device[o->device_count++] = copy;

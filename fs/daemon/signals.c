@@ -23,13 +23,11 @@
 static int write_setting(const char *path, const char *value)
 {
     int fd = open(path, O_WRONLY | O_CLOEXEC);
-    ssize_t n;
-    int rc;
 
     if (fd < 0)
         return -errno;
-    n = write(fd, value, strlen(value));
-    rc = n < 0 ? -errno : 0;
+    ssize_t n = write(fd, value, strlen(value));
+    int rc = n < 0 ? -errno : 0;
     close(fd);
     return rc;
 }
@@ -53,13 +51,12 @@ void ht_process_protect(void)
 static void tune_one(const char *path, const char *value)
 {
     char before[128];
-    int rc;
 
     if (!ht_read_line(path, before, sizeof(before))) {
         ht_info("tune: %s is not there on this system", path);
         return;
     }
-    rc = write_setting(path, value);
+    int rc = write_setting(path, value);
     if (rc)
         ht_warn("tune: %s stays '%s': %s", path, before, strerror(-rc));
     else
@@ -134,11 +131,10 @@ static void *wait_for_signal(void *arg)
 int ht_signals_start(void)
 {
     sigset_t set;
-    int rc;
 
     ht_signals_set(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
-    rc = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
+    int rc = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
     waiter.running = rc == 0;
     return -rc;
 }

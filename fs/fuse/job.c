@@ -236,12 +236,11 @@ static __thread struct ht_job *current_job;
 bool ht_job_leave_lane(struct ht_fuse *f)
 {
     struct ht_job *job = current_job;
-    bool may;
 
     if (!job || !job->req)
         return true;
     ht_mutex_lock(ht_fuse_job_lock(f));
-    may = job->left || f->jobs.left < HT_LANE_LEFT_MAX;
+    bool may = job->left || f->jobs.left < HT_LANE_LEFT_MAX;
     if (may) {
         leave_lane(f, job);
         count_left(f, job, true);
@@ -506,7 +505,6 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_job *job;
 
     like->fuse = f;
     like->req = req;
@@ -514,7 +512,7 @@ bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
         like->fn(like);
         return true;
     }
-    job = ht_job_new(f, req, like->fn);
+    struct ht_job *job = ht_job_new(f, req, like->fn);
     if (!job || (like->data && !ht_job_data(job, like->data, like->size)))
         return false;
     job->ino = like->ino;
@@ -544,10 +542,9 @@ static bool is_queued(struct ht_fuse *f, const struct ht_job *job, enum ht_lane_
 bool ht_job_submit_once(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 {
     struct ht_fuse *f = job->fuse;
-    bool queued;
 
     ht_mutex_lock(ht_fuse_job_lock(f));
-    queued = is_queued(f, job, kind, key);
+    bool queued = is_queued(f, job, kind, key);
     if (queued)
         put_free(f, job);
     ht_mutex_unlock(ht_fuse_job_lock(f));

@@ -116,12 +116,11 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_store_stats s;
     struct ht_ns_stats n;
-    uint64_t log_left;
     struct statvfs v = {.f_bsize = HT_BLOCK_BYTES, .f_frsize = HT_BLOCK_BYTES, .f_namemax = HT_NAME_BYTES_MAX};
 
     ht_store_stats(f->store, &s);
     ht_ns_stats(f->ns, &n);
-    log_left = s.log.reserve_limit_bytes - ht_min_u64(s.log.reserved_bytes, s.log.reserve_limit_bytes);
+    uint64_t log_left = s.log.reserve_limit_bytes - ht_min_u64(s.log.reserved_bytes, s.log.reserve_limit_bytes);
     v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
     /*
      * Reserved space (for dirty data, for the next step of a model) counts as used; space that was just deleted, cut or
@@ -166,11 +165,10 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
 static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int rc;
 
     if (strcmp(name, HT_NS_ACL_ACCESS) == 0 && ht_loses_setgid(req, ino))
         flags |= HT_XATTR_KILL_SGID;
-    rc = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
+    int rc = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
 
     /* Open files remember whether they are privileged, and need no new check after a change of another attribute. */
     if (strncmp(name, "security.", 9) == 0)

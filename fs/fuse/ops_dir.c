@@ -148,11 +148,10 @@ static void list_hidden(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, 
     const char *name;
     struct listing l;
     struct stat st;
-    bool room;
 
     if (!begin_listing(&l, req, size, plus))
         return;
-    room = at >= AFTER_DOTS || add_dots(&l, ino, at);
+    bool room = at >= AFTER_DOTS || add_dots(&l, ino, at);
     for (uint64_t i = after_dots(at); room && ht_hidden_entry(d, i, &name, &st); i++)
         room = append_entry(&l, name, &st, false, i + 1 + AFTER_DOTS);
     fuse_reply_buf(req, l.buf, l.len);

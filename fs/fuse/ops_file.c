@@ -102,7 +102,6 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = calloc(1, sizeof(*o));
-    int rc;
 
     if (((fi->flags & O_ACCMODE) != O_RDONLY || (fi->flags & O_TRUNC)) && ht_ns_is_frozen(f->ns, ino)) {
         free(o);
@@ -112,7 +111,7 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
         return -ENOMEM;
     o->ino = ino;
     o->stores = (fi->flags & O_ACCMODE) == O_RDWR;
-    rc = open_object(req, ino, fi->flags, &o->obj);
+    int rc = open_object(req, ino, fi->flags, &o->obj);
     if (rc) {
         free(o);
         return rc;
@@ -318,13 +317,11 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
 static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
                            int *out_error)
 {
-    ssize_t n;
-
     f->page_writes++;
     f->page_write_ns = ht_now_ns();
     if (o->privileged)
         ht_privilege_drop(f, o->ino, 0);
-    n = write_now(f, o, buf, size, off, false, out_error);
+    ssize_t n = write_now(f, o, buf, size, off, false, out_error);
     f->page_writes--;
     return *out_error ? *out_error : n; /* the kernel takes a part for the whole */
 }
@@ -351,13 +348,12 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
                             int *out_error)
 {
     uint64_t before = ht_max_u64(ht_obj_size(o->obj), off);
-    int rc;
 
     adapt_chunks(f, o, size);
     ssize_t n = write_now(f, o, buf, size, off, true, out_error);
     if (*out_error == 0 || n < 0)
         return n;
-    rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
+    int rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
     if (rc)
         ht_debug("inode %llu keeps a part of a write: %s", (unsigned long long)o->ino, strerror(-rc));
     return *out_error;
@@ -405,7 +401,6 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = open_of(fi);
     int error;
-    ssize_t n;
 
     refresh(f, o);
     if (!fi->writepage && o->root && ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL) == -EAGAIN) {
@@ -420,8 +415,8 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();
-    n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
-                      : write_bytes(req, o, buf, size, (uint64_t)off, (fi->flags & O_DIRECT) != 0, &error);
+    ssize_t n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
+                              : write_bytes(req, o, buf, size, (uint64_t)off, (fi->flags & O_DIRECT) != 0, &error);
     reply_written(req, o, (uint64_t)off, size, n, error, fi->writepage, &mark);
 }
 
@@ -492,7 +487,6 @@ static int allocate(struct ht_fuse *f, struct ht_open *o, uint64_t off, uint64_t
 static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t size;
     int rc = 0;
 
     if (!range_mode_known(mode))
@@ -504,7 +498,7 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
         return rc;
     if (mode & FALLOC_FL_ZERO_RANGE) /* a refused call leaves the bytes as they are */
         rc = allocate(f, o, off, len);
-    size = ht_obj_size(o->obj);
+    uint64_t size = ht_obj_size(o->obj);
     if (!rc && (mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
         rc = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
     if (rc == 0 && !(mode & FALLOC_FL_PUNCH_HOLE))
@@ -544,7 +538,6 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
                           uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    ssize_t n;
 
     len = ht_min_u64(len, COPY_BYTES_MAX);
     int rc = root_of(f, from) ? ht_park_wait(f, from->ino, from_off, len) : 0;
@@ -552,7 +545,7 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
         rc = range_written_by(req, to, to_off, len);
     if (rc)
         return rc;
-    n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
+    ssize_t n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
     for (bool again = false; made_room(f, (int)n, again, 0); again = true)
         n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
     if (n < 0)

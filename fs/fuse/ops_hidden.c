@@ -176,11 +176,10 @@ static void write_pages(fuse_req_t req, struct ht_hidden_file *file, const char 
 static void job_write_then_drop(struct ht_job *job)
 {
     struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
-    ssize_t n;
 
     drop_privilege(job->req, job->file, false);
     ht_hidden_wait_updates(job->file, job->off, job->data, job->size);
-    n = write_then_drop(job->fuse, job->file, job->off, job->data, job->size, false);
+    ssize_t n = write_then_drop(job->fuse, job->file, job->off, job->data, job->size, false);
     reply_written(job->fuse, job->req, job->file, job->off, n, &mark);
 }
 
@@ -188,12 +187,11 @@ static void job_drop_and_write(struct ht_job *job)
 {
     struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
     struct ht_fuse *f = job->fuse;
-    ssize_t n;
 
     drop_privilege(job->req, job->file, false);
     ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
     ht_hidden_wait_updates(job->file, job->off, job->data, job->size);
-    n = ht_hidden_write(job->file, job->off, job->data, job->size, true);
+    ssize_t n = ht_hidden_write(job->file, job->off, job->data, job->size, true);
     n = count_failed(f, job->file, job->off, job->size, false, n);
     ht_hidden_drop_pages(job->file, job->off, job->data, job->size);
     reply_written(f, job->req, job->file, job->off, n, &mark);
@@ -259,7 +257,6 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
 {
     struct ht_hidden_file *file = file_of(fi);
     enum ht_lane_kind lane = ht_hidden_lane(file, HT_HIDDEN_WRITE, buf, size);
-    ssize_t n;
 
     if (lane == HT_LANE_PAGES) {
         if (fi->writepage)
@@ -273,7 +270,7 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();
-    n = ht_hidden_write(file, (uint64_t)off, buf, size, false);
+    ssize_t n = ht_hidden_write(file, (uint64_t)off, buf, size, false);
     if (n == -EAGAIN)
         write_later(req, ino, HT_LANE_WRITE, buf, size, off, fi);
     else

@@ -194,7 +194,6 @@ static int wait_for_update(struct parked *p)
 
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len)
 {
-    struct parked *p;
     int rc = ht_optim_readable(f->optim, o->ino, off, len, NULL);
 
     if (!rc)
@@ -203,7 +202,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
         ht_reply(req, rc);
     if (rc != -EAGAIN)
         return;
-    p = take_free(f);
+    struct parked *p = take_free(f);
     if (!p) {
         ht_reply(req, -ENOMEM);
         return;
@@ -258,10 +257,8 @@ static struct parked *take_parked(struct ht_fuse *f)
 
 static bool any_parked(struct ht_fuse *f)
 {
-    bool any;
-
     ht_mutex_lock(ht_fuse_park_lock(f));
-    any = !ht_list_empty(&f->parked);
+    bool any = !ht_list_empty(&f->parked);
     ht_mutex_unlock(ht_fuse_park_lock(f));
     return any;
 }

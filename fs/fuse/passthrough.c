@@ -148,12 +148,11 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     struct ht_fuse *f = ht_fuse_of(req);
     bool stores = ht_passthrough_may_store(fi->flags);
     struct ht_trace_mark mark = ht_trace_begin();
-    struct ht_passthrough_file *e;
     int rc = 0;
 
     if (!f->passthrough.share_bytes)
         return 0;
-    e = ht_passthrough_file_enter(f, o->ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_enter(f, o->ino);
     if (!e)
         return -ENOMEM;
     o->passthrough = e;
@@ -182,10 +181,8 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
 /* The entry of a file that is not active; busy, so that it stays so. */
 static struct ht_passthrough_file *take_ordinary(struct ht_fuse *f, uint64_t ino)
 {
-    struct ht_passthrough_file *e;
-
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_get(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_get(f, ino);
     if (e && (e->busy || e->active))
         e = NULL;
     if (e) {
@@ -200,12 +197,11 @@ bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
 {
     struct ht_fuse *f = fuse;
     struct ht_passthrough_file *e = f->passthrough.on ? take_ordinary(f, ino) : NULL;
-    bool done;
     int fd;
 
     if (!e)
         return false;
-    done = wanted(f, e, obj, 0, asks(f, ino, 0, 0)) && open_memory(f, obj, 0, &fd) == 0;
+    bool done = wanted(f, e, obj, 0, asks(f, ino, 0, 0)) && open_memory(f, obj, 0, &fd) == 0;
     if (done)
         ht_obj_shm_close(obj);
     ht_passthrough_file_leave(f, e);
@@ -288,10 +284,8 @@ void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
 /* No open is left. If the file is active, the caller takes the entry. */
 static struct ht_passthrough_file *take_closed(struct ht_fuse *f, uint64_t ino)
 {
-    struct ht_passthrough_file *e;
-
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_find(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
     if (e && e->busy)
         e->forgotten = true; /* its owner looks at that */
     if (e && (e->busy || e->opens || !e->active))
@@ -324,13 +318,12 @@ int ht_passthrough_resize_begin(struct ht_fuse *f, uint64_t ino, uint64_t bytes,
 {
     struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_hold(f, ino) : NULL;
     struct stat st;
-    int rc;
 
     *out = NULL;
     if (!e)
         return f->passthrough.share_bytes ? -ENOMEM : 0;
     (void)ht_passthrough_file_end(f, e);
-    rc = ht_ns_getattr(f->ns, ino, &st);
+    int rc = ht_ns_getattr(f->ns, ino, &st);
     if (rc == 0 && !ht_passthrough_may_resize(e->active && e->stores, (uint64_t)st.st_size, bytes))
         rc = -EBUSY;
     if (rc == -EBUSY && !e->others)

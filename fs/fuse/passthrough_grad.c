@@ -102,12 +102,11 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hi
 static void job_drop_name(struct ht_job *job)
 {
     struct ht_fuse *f = job->fuse;
-    const struct ht_passthrough_file *e;
     char name[HT_NAME_BYTES_MAX + 1] = "";
     uint64_t parent = 0;
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_find(f, job->ino);
+    const struct ht_passthrough_file *e = ht_passthrough_file_find(f, job->ino);
     if (e && e->name) {
         parent = e->parent;
         snprintf(name, sizeof(name), "%s", e->name);
@@ -130,12 +129,10 @@ void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino)
 /* Its parameter may lose its name, and the kernel keeps the name of its lookup. */
 void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name)
 {
-    struct ht_passthrough_file *e;
-
     if (!concerns(f, ino))
         return;
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_get(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_get(f, ino);
     if (e) {
         e->lookups++;
         e->parent = parent;
@@ -150,12 +147,10 @@ void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t p
 /* An active window stays active until the next FORGET, or the end of the mount: closing it needs a request. */
 void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino)
 {
-    struct ht_passthrough_file *e;
-
     if (!concerns(f, ino))
         return;
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_find(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
     if (e) {
         e->lookups -= e->lookups > 0;
         ht_passthrough_file_free_if_unused(e);
@@ -166,10 +161,8 @@ void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino)
 /* The entry, taken by the caller, if the kernel has forgotten an active one. */
 static struct ht_passthrough_file *forgotten(struct ht_fuse *f, uint64_t ino, uint64_t n)
 {
-    struct ht_passthrough_file *e;
-
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_find(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
     if (e)
         e->lookups -= ht_min_u64(n, e->lookups);
     if (e && !e->busy && !e->opens && !e->lookups && e->active) {

@@ -41,10 +41,8 @@ struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t 
 /* The caller owns the entry until leave; more opens are counted. NULL: no memory. */
 static struct ht_passthrough_file *enter(struct ht_fuse *f, uint64_t ino, unsigned more)
 {
-    struct ht_passthrough_file *e;
-
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
-    e = ht_passthrough_file_get(f, ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_get(f, ino);
     if (e) {
         e->waiting++;
         while (e->busy)

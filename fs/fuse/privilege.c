@@ -26,12 +26,11 @@ bool ht_loses_setgid(fuse_req_t req, uint64_t ino)
     const struct fuse_ctx *ctx = fuse_req_ctx(req);
     uint32_t gids[GROUPS_MAX];
     struct stat st;
-    int count;
 
     if (ctx->uid == 0 || ht_ns_getattr(ht_fuse_of(req)->ns, ino, &st) || !(st.st_mode & S_ISGID) ||
         ctx->gid == st.st_gid)
         return false;
-    count = fuse_req_getgroups(req, GROUPS_MAX, gids);
+    int count = fuse_req_getgroups(req, GROUPS_MAX, gids);
     for (int i = 0; i < count && i < GROUPS_MAX; i++)
         if (gids[i] == st.st_gid)
             return false;

@@ -119,10 +119,9 @@ static int caller_process(void *ctx)
 {
     int thread = fuse_req_ctx(ctx)->pid, process = 0;
     char path[32], line[256];
-    FILE *f;
 
     snprintf(path, sizeof(path), "/proc/%d/status", thread);
-    f = thread ? fopen(path, "re") : NULL;
+    FILE *f = thread ? fopen(path, "re") : NULL;
     while (f && fgets(line, sizeof(line), f) && sscanf(line, "Tgid: %d", &process) != 1)
         ;
     if (f)

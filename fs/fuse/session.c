@@ -107,13 +107,11 @@ static void job_drop_name(struct ht_job *job)
 /* False: no memory for a job, and too many threads wait for directories already. */
 static bool try_drop_name(struct ht_fuse *f, uint64_t parent, const char *name)
 {
-    struct ht_job *job;
-
     if (ht_job_leave_lane(f)) {
         drop_name_now(f, parent, name);
         return true;
     }
-    job = ht_job_new(f, NULL, job_drop_name);
+    struct ht_job *job = ht_job_new(f, NULL, job_drop_name);
     if (!job || !ht_job_data(job, name, strlen(name)))
         return false;
     job->ino = parent;
@@ -138,10 +136,9 @@ const char *ht_fuse_library_version(void)
 static void to_log(enum fuse_log_level level, const char *fmt, va_list args)
 {
     char text[512];
-    size_t len;
 
     vsnprintf(text, sizeof(text), fmt, args);
-    len = strlen(text);
+    size_t len = strlen(text);
     if (len && text[len - 1] == '\n')
         text[len - 1] = 0;
     if (text[0])
@@ -205,7 +202,6 @@ static int make_session(struct ht_fuse *f, const struct ht_fuse_opts *opts)
 int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out)
 {
     struct ht_fuse *f = calloc(1, sizeof(*f));
-    int rc;
 
     if (!f)
         return -ENOMEM;
@@ -234,7 +230,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     ht_workers_init(f);
     ht_atime_init(f);
     ht_passthrough_init(f);
-    rc = ht_park_init(f);
+    int rc = ht_park_init(f);
     if (rc == 0)
         rc = ht_job_start(f);
     if (rc == 0)

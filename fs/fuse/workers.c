@@ -83,12 +83,10 @@ static __attribute__((noinline)) void process(struct worker *w, size_t bytes)
 /* A worker leaves if there are more than needed. */
 static bool leaves(struct ht_fuse *f)
 {
-    bool leave;
-
     if (!f->workers.surplus)
         return false;
     ht_mutex_lock(&f->workers.lock);
-    leave = f->workers.surplus > 0;
+    bool leave = f->workers.surplus > 0;
     if (leave)
         f->workers.surplus--;
     ht_mutex_unlock(&f->workers.lock);
@@ -103,10 +101,8 @@ static bool leaves(struct ht_fuse *f)
  */
 static ssize_t receive(struct worker *w)
 {
-    ssize_t n;
-
     pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
-    n = read(fuse_session_fd(w->fuse->session), w->request.mem, REQUEST_BYTES_MAX);
+    ssize_t n = read(fuse_session_fd(w->fuse->session), w->request.mem, REQUEST_BYTES_MAX);
     n = n < 0 ? -errno : n;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     return n == -ENODEV || n == -ECONNABORTED ? 0 : n;
@@ -134,11 +130,10 @@ static void *run_worker(void *arg)
 {
     struct worker *w = arg;
     struct ht_fuse *f = w->fuse;
-    int rc;
 
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_setname_np(pthread_self(), "ht-fuse");
-    rc = take_requests(w);
+    int rc = take_requests(w);
     ht_mutex_lock(ht_fuse_workers_lock(f));
     w->state = WORKER_ENDED;
     f->workers.count--;
@@ -158,7 +153,6 @@ static void *run_worker(void *arg)
 static int start_worker(struct ht_fuse *f, struct worker *w) HT_REQUIRES(HT_LOCK_WORKERS)
 {
     sigset_t block, before;
-    int rc;
 
     w->request = (struct fuse_buf){.mem = malloc(REQUEST_BYTES_MAX)};
     if (!w->request.mem)
@@ -171,7 +165,7 @@ static int start_worker(struct ht_fuse *f, struct worker *w) HT_REQUIRES(HT_LOCK
     w->fuse = f;
     w->since_ns = 0;
     pthread_sigmask(SIG_BLOCK, &block, &before);
-    rc = pthread_create(&w->thread, NULL, run_worker, w);
+    int rc = pthread_create(&w->thread, NULL, run_worker, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc) {
         free(w->request.mem);
@@ -269,13 +263,11 @@ static void end_all(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 
 int ht_workers_run(struct ht_fuse *f)
 {
-    int rc;
-
     f->workers.worker = calloc(most(f), sizeof(*f->workers.worker));
     if (!f->workers.worker)
         return -ENOMEM;
     ht_mutex_lock(ht_fuse_workers_lock(f));
-    rc = grow(f, 1);
+    int rc = grow(f, 1);
     while (rc == 0 && !f->workers.over && !fuse_session_exited(f->session)) {
         uint64_t at_ns = look(f);
         (void)ht_cond_wait_until(&f->workers.changed, ht_fuse_workers_lock(f), at_ns);

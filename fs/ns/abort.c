@@ -129,12 +129,11 @@ static void clean_up(struct ht_ns *ns, struct ht_ns_root *root, uint32_t entry_c
 void ht_ns_abort(void *ctx, uint64_t scope)
 {
     struct ht_ns *ns = ctx;
-    struct ht_ns_root *root;
     struct ht_list shadows;
     uint32_t entry_count;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    root = ht_ns_root_find(ns, scope);
+    struct ht_ns_root *root = ht_ns_root_find(ns, scope);
     if (!root) {
         ht_rwlock_unlock(ht_ns_lock(ns));
         return;

@@ -48,14 +48,13 @@ static void fill_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct s
 {
     struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
     struct ht_obj_stat os;
-    uint64_t bytes;
 
     if (!obj)
         return;
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
     st->st_blksize = os.chunk_bytes;
-    bytes = os.prealloc_bytes +
+    uint64_t bytes = os.prealloc_bytes +
         ht_min_u64(os.stored_bytes + os.dirty_bytes, ht_max_u64(os.stored_bytes, ht_round_up(os.size, HT_BLOCK_BYTES)));
     st->st_size = (off_t)os.size;
     st->st_blocks = (blkcnt_t)(bytes / STAT_BLOCK_BYTES);
@@ -116,11 +115,10 @@ int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *
 /* A reference to references to the content, for operations that wait. */
 static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
-    struct ht_ns_inode *i;
     int rc;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    i = ht_ns_inode_live(ns, ino);
+    struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
     if (!i)
         rc = -ESTALE;
     else if (!S_ISREG(i->cur.mode))
@@ -134,7 +132,6 @@ static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 static int set_size(struct ht_ns *ns, uint64_t ino, off_t size)
 {
     struct ht_obj *obj;
-    int rc;
 
     if (size < 0)
         return -EINVAL;
@@ -142,7 +139,7 @@ static int set_size(struct ht_ns *ns, uint64_t ino, off_t size)
         return -EFBIG;
     if (ht_store_read_only(ns->store))
         return -EROFS;
-    rc = pin_content(ns, ino, &obj);
+    int rc = pin_content(ns, ino, &obj);
     if (rc != 0)
         return rc;
     rc = ht_obj_truncate(obj, (uint64_t)size);
@@ -186,12 +183,11 @@ static int changed_acl(struct ht_ns *ns, const struct ht_ns_inode *i, uint32_t m
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *x = ht_ns_xattr_find(i, HT_NS_ACL_ACCESS, strlen(HT_NS_ACL_ACCESS));
-    int rc;
 
     *out = NULL;
     if (!x)
         return 0;
-    rc = ht_ns_xattr_new(ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, out);
+    int rc = ht_ns_xattr_new(ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, out);
     if (rc == 0)
         ht_ns_acl_chmod((*out)->data + (*out)->name_len + 1, (*out)->value_len, mode);
     return rc;
@@ -202,11 +198,10 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
-    int rc;
 
     if (!i)
         return -ESTALE;
-    rc = ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
     if (rc != 0)

@@ -43,11 +43,9 @@ void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len)
 
 static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    const struct ht_ns_xattr *x;
-
     if (!i || !S_ISREG(i->cur.mode))
         return false;
-    x = ht_ns_xattr_find(i, HT_NS_COMPRESS_NAME, strlen(HT_NS_COMPRESS_NAME));
+    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, HT_NS_COMPRESS_NAME, strlen(HT_NS_COMPRESS_NAME));
     if (!x || x->value_len == 0)
         return ns->compress_all;
     return x->value_len == 4 && memcmp(ht_ns_xattr_value(x), "auto", 4) == 0;

@@ -87,11 +87,10 @@ static int copy_inode(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_in
 static int expect_inodes(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
-    int rc;
 
     ht_rwlock_unlock(ht_ns_lock(ns));
     c->to = calloc(c->from.count, sizeof(*c->to));
-    rc = c->to ? ht_copy_expect(k, c->from.count) : -ENOMEM;
+    int rc = c->to ? ht_copy_expect(k, c->from.count) : -ENOMEM;
     ht_rwlock_wrlock(ht_ns_lock(ns));
     return rc;
 }
@@ -195,14 +194,13 @@ static int expire(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES
 static int describe_kept(struct ht_ns *ns, struct ht_copy *k) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_kept *about = &ns->copying->about;
-    int rc;
 
     *about = (struct ht_ns_kept){.root = k->scope, .step = k->step, .time_ns = ht_ns_now()};
     if (k->name)
         snprintf(about->name, sizeof(about->name), "%s", k->name);
     else
         snprintf(about->name, sizeof(about->name), "%llu", (unsigned long long)k->step);
-    rc = ht_store_log_reserve(ns->store, ht_ns_kept_log_bytes(about));
+    int rc = ht_store_log_reserve(ns->store, ht_ns_kept_log_bytes(about));
     if (rc != 0)
         return rc;
     ns->copying->reserved = true;
@@ -304,13 +302,11 @@ int ht_ns_copy(void *ctx, struct ht_copy *k)
 {
     struct ht_ns *ns = ctx;
     struct ht_ns_copying *dropped = NULL;
-    struct ht_ns_inode *top;
-    int rc;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    top = ht_ns_inode_live(ns, k->scope);
+    struct ht_ns_inode *top = ht_ns_inode_live(ns, k->scope);
     ns->copying = calloc(1, sizeof(*ns->copying));
-    rc = !ns->copying ? -ENOMEM : !top || (top->flags & HT_NS_MODEL_ROOT) == 0 ? -ESTALE : make_copy(ns, k, top);
+    int rc = !ns->copying ? -ENOMEM : !top || (top->flags & HT_NS_MODEL_ROOT) == 0 ? -ESTALE : make_copy(ns, k, top);
     if (rc != 0 && ns->copying)
         dropped = drop_copy(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -322,14 +318,12 @@ int ht_ns_copy(void *ctx, struct ht_copy *k)
 void ht_ns_copy_dropped(void *ctx, struct ht_copy *k)
 {
     struct ht_ns *ns = ctx;
-    struct ht_ns_copying *dropped;
-    struct ht_ns_kept_step *x;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    x = ht_ns_kept_step(ns, k->to);
+    struct ht_ns_kept_step *x = ht_ns_kept_step(ns, k->to);
     if (x)
         ht_ns_kept_remove(ns, x);
-    dropped = drop_copy(ns);
+    struct ht_ns_copying *dropped = drop_copy(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));
     free_copying(dropped);
 }
@@ -370,10 +364,9 @@ static void put_name(struct ht_ns *ns, struct ht_copy *k, struct ht_tx *tx) HT_R
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
-    struct ht_ns_copying *c;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    c = ns->copying;
+    struct ht_ns_copying *c = ns->copying;
     c->to[0]->flags |= HT_NS_MODEL_ROOT | (k->clone ? 0 : HT_NS_FROZEN);
     for (size_t n = 0; n < c->from.count; n++, ht_ns_slice_next(ns, &c->slice))
         put_inode(tx, c->from.inodes[n], c->to[n]);

@@ -74,11 +74,10 @@ static uint64_t larger(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOCK_NAM
 int ht_ns_dir_reserve(struct ht_ns *ns, struct ht_ns_dir *d, uint32_t count)
 {
     uint64_t want = (uint64_t)d->live + d->gone + count;
-    int rc;
 
     if (want * 4 <= (uint64_t)d->slot_cap * 3 || (d->slot_cap >= want && d->slot_count < d->slot_cap))
         return 0;
-    rc = resize(ns, d, larger(d));
+    int rc = resize(ns, d, larger(d));
     return rc != 0 && want <= d->slot_cap ? 0 : rc;
 }
 

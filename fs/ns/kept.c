@@ -107,10 +107,8 @@ struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const 
 
 int ht_ns_kept_find(struct ht_ns *ns, uint64_t root, const char *name, struct ht_ns_kept *out)
 {
-    const struct ht_ns_kept_step *x;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    x = ht_ns_kept_named(ns, root, name);
+    const struct ht_ns_kept_step *x = ht_ns_kept_named(ns, root, name);
     if (x)
         *out = x->about;
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -157,10 +155,8 @@ void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about)
 
 int ht_ns_kept_hold(struct ht_ns *ns, uint64_t root, const char *name, uint64_t *out_ino)
 {
-    struct ht_ns_kept_step *x;
-
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    x = ht_ns_kept_named(ns, root, name);
+    struct ht_ns_kept_step *x = ht_ns_kept_named(ns, root, name);
     if (x) {
         x->holds++;
         *out_ino = x->about.ino;
@@ -171,10 +167,8 @@ int ht_ns_kept_hold(struct ht_ns *ns, uint64_t root, const char *name, uint64_t 
 
 void ht_ns_kept_release(struct ht_ns *ns, uint64_t ino)
 {
-    struct ht_ns_kept_step *x;
-
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    x = ht_ns_kept_step(ns, ino);
+    struct ht_ns_kept_step *x = ht_ns_kept_step(ns, ino);
     if (x && x->holds)
         x->holds--;
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -238,10 +232,9 @@ static int put_note(struct ht_ns_op *op, struct ht_ns_inode *i, const char *name
 {
     char value[32 + HT_KEPT_NAME_MAX + 1];
     struct ht_ns_xattr *x;
-    int rc;
 
     snprintf(value, sizeof(value), "%llu %s", (unsigned long long)i->ino, text);
-    rc = ht_ns_xattr_new(op->ns, name, strlen(name), value, strlen(value), &x);
+    int rc = ht_ns_xattr_new(op->ns, name, strlen(name), value, strlen(value), &x);
     if (rc != 0)
         return rc;
     ht_ns_xattr_remove(op->ns, i, ht_ns_xattr_find(i, name, strlen(name)));

@@ -90,10 +90,9 @@ static void end_below(struct ht_ns *ns, struct ht_ns_inode *top, struct ht_tx *t
 void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
     struct ht_ns *ns = ctx;
-    struct ht_ns_kept_step *x;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    x = ht_ns_kept_step(ns, scope);
+    struct ht_ns_kept_step *x = ht_ns_kept_step(ns, scope);
     if (x) {
         struct ht_ns_inode *top = ht_ns_inode_find(ns, scope);
         struct ht_ns_root *root = ht_ns_root(top);

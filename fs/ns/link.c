@@ -99,7 +99,6 @@ static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
 {
     char name[HT_NAME_BYTES_MAX + 1];
     const char *text, *code = entry_problem(e, &text);
-    int rc;
 
     if (code) {
         ht_ns_problem(ns, code, "name \"%s\" in inode %llu, of inode %llu, %s", shown(e, name), (ull)e->dir->ino,
@@ -107,7 +106,7 @@ static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
         take_out(ns, e);
         return 0;
     }
-    rc = ht_ns_dir_reserve(ns, e->dir->u.dir, 1);
+    int rc = ht_ns_dir_reserve(ns, e->dir->u.dir, 1);
     if (rc != 0)
         return rc;
     ht_ns_dir_append(e->dir->u.dir, e);
@@ -159,11 +158,9 @@ static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(H
 /* Inode 1 has no record, or one that makes it something else: it becomes a directory, for the names in it. */
 static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    int rc;
-
     ht_ns_problem(ns, "NS-ROOT", is_published(i) ? "inode 1 is not a directory" : "the root directory is missing");
     ht_ns_inode_drop_payload(ns, i);
-    rc = ht_ns_inode_set_mode(ns, i, ROOT_MODE);
+    int rc = ht_ns_inode_set_mode(ns, i, ROOT_MODE);
     init_root_dir(ns, i);
     i->flags |= HT_NS_PUBLISHED;
     return rc;
@@ -174,11 +171,10 @@ static int find_root_dir(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
     bool blank = ns->inode_count == 0;
-    int rc;
 
     if (i)
         return is_published(i) && ht_ns_is_dir(i) ? 0 : mend_root_dir(ns, i);
-    rc = ht_ns_inode_new(ns, HT_NS_ROOT_INO, ROOT_MODE, &i);
+    int rc = ht_ns_inode_new(ns, HT_NS_ROOT_INO, ROOT_MODE, &i);
     if (rc == 0 && !blank)
         return mend_root_dir(ns, i);
     if (rc == 0)
@@ -309,7 +305,6 @@ static struct ht_ns_inode *on_circle(struct ht_ns_inode *i) HT_REQUIRES_SHARED(H
 static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     size_t first = found->count;
-    int rc;
 
     if (i->links > 0) {
         i = on_circle(i);
@@ -319,7 +314,7 @@ static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_
         ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu has no name, but there are names in it", (ull)i->ino);
     }
     i->flags |= HT_NS_VICTIM;
-    rc = reach(ns, found, ht_ns_inode_find(ns, HT_NS_ROOT_INO), i);
+    int rc = reach(ns, found, ht_ns_inode_find(ns, HT_NS_ROOT_INO), i);
     return rc == 0 ? reach_below(ns, found, first) : rc;
 }
 
@@ -478,10 +473,9 @@ static int refuse(const struct ht_ns *ns) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 int ht_ns_replayed(void *ctx)
 {
     struct ht_ns *ns = ctx;
-    int rc;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    rc = link_up(ns);
+    int rc = link_up(ns);
     if (rc == 0 && ns->problem_count != 0 && !ht_store_read_only(ns->store) && !ht_store_leaves_out(ns->store))
         rc = refuse(ns);
     ht_rwlock_unlock(ht_ns_lock(ns));

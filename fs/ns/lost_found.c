@@ -124,25 +124,21 @@ static bool is_victim(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES
 
 bool ht_ns_is_in_lost_found(struct ht_ns *ns, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
-    bool is_in_lost_found;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
-    is_in_lost_found = i && is_victim(ns, i);
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+    bool is_in_lost_found = i && is_victim(ns, i);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return is_in_lost_found;
 }
 
 static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
 {
-    struct ht_ns_inode *i;
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
 
     if (rc != 0)
         return rc;
-    i = ht_ns_inode_find(ns, ino);
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     rc = put_into(&op, folder, i);
     return end(&op, rc);
 }

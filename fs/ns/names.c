@@ -96,7 +96,6 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
 {
     const struct ht_ns_xattr *d = ht_ns_xattr_find(dir, HT_NS_ACL_DEFAULT, strlen(HT_NS_ACL_DEFAULT));
     struct ht_ns_xattr *x;
-    int rc;
 
     if (S_ISLNK(m->mode))
         return 0;
@@ -104,7 +103,7 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
         i->cur.mode &= (uint16_t) ~(m->cred.umask & 0777);
         return 0;
     }
-    rc = give_xattr(ns, i, HT_NS_ACL_ACCESS, d, &x);
+    int rc = give_xattr(ns, i, HT_NS_ACL_ACCESS, d, &x);
     if (rc != 0)
         return rc;
     i->cur.mode = (uint16_t)ht_ns_acl_inherit(x->data + x->name_len + 1, x->value_len, i->cur.mode);
@@ -445,12 +444,11 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir, *i;
-    struct ht_ns_entry *e;
     int rc = ht_ns_find_dir(op->ns, parent, name, &dir);
 
     if (rc != 0)
         return rc;
-    e = ht_ns_entry_find(op->ns, dir, name, strlen(name));
+    struct ht_ns_entry *e = ht_ns_entry_find(op->ns, dir, name, strlen(name));
     if (!e)
         return -ENOENT;
     i = e->inode;

@@ -138,13 +138,12 @@ static int add_unused(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LO
 /* The inode, if it still has no references, and the changes that may be published with it. */
 static int reap(struct ht_ns *ns, uint64_t ino)
 {
-    struct ht_ns_inode *i;
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, REAP_BYTES + ht_scope_pending_bytes(ns->store, ino), &op);
 
     if (rc != 0)
         return rc;
-    i = ht_ns_inode_find(ns, ino);
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     if (i && ht_ns_unused(i)) {
         rc = ht_ns_reserve(ns, ht_ns_root(i), 1, 0);
         if (rc == 0)
@@ -173,11 +172,10 @@ static int start_ns(void *p)
 {
     struct ht_ns *ns = p;
     struct ht_ns_op op;
-    int rc;
 
     if (ht_store_read_only(ns->store))
         return 0;
-    rc = ht_ns_op_begin(ns, REAP_BYTES, &op);
+    int rc = ht_ns_op_begin(ns, REAP_BYTES, &op);
     if (rc != 0)
         return rc;
     ht_ns_publish_root_dir(&op);
@@ -193,7 +191,6 @@ static int lookup_locked(struct ht_ns *ns, uint64_t parent, const char *name, st
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = ht_ns_inode_live(ns, parent);
-    struct ht_ns_entry *e;
     size_t len = strlen(name);
 
     if (!dir)
@@ -202,7 +199,7 @@ static int lookup_locked(struct ht_ns *ns, uint64_t parent, const char *name, st
         return -ENOTDIR;
     if (len > HT_NAME_BYTES_MAX)
         return -ENAMETOOLONG;
-    e = ht_ns_entry_find(ns, dir, name, len);
+    struct ht_ns_entry *e = ht_ns_entry_find(ns, dir, name, len);
     if (!e)
         return -ENOENT;
     atomic_fetch_add_explicit(&e->inode->lookups, 1, memory_order_relaxed);
@@ -212,10 +209,8 @@ static int lookup_locked(struct ht_ns *ns, uint64_t parent, const char *name, st
 
 int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st)
 {
-    int rc;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    rc = lookup_locked(ns, parent, name, out_st);
+    int rc = lookup_locked(ns, parent, name, out_st);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
@@ -236,21 +231,18 @@ static int lookup_ino_locked(struct ht_ns *ns, uint64_t ino, bool up, struct sta
 
 int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st)
 {
-    int rc;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    rc = lookup_ino_locked(ns, ino, up, out_st);
+    int rc = lookup_ino_locked(ns, ino, up, out_st);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
 int ht_ns_kept_lookup(struct ht_ns *ns, uint64_t root, const char *name, struct stat *out_st)
 {
-    const struct ht_ns_kept_step *x;
     int rc = -ENOENT;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    x = ht_ns_kept_named(ns, root, name);
+    const struct ht_ns_kept_step *x = ht_ns_kept_named(ns, root, name);
     if (x)
         rc = ht_ns_getattr_locked(ns, x->about.ino, true, out_st);
     ht_rwlock_unlock(ht_ns_lock(ns));
@@ -282,12 +274,9 @@ static bool drop_lookups(struct ht_ns_inode *i, uint64_t n) HT_REQUIRES_SHARED(H
 
 void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
 {
-    struct ht_ns_inode *i;
-    bool unused;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
-    unused = i && drop_lookups(i, n);
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+    bool unused = i && drop_lookups(i, n);
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (unused)
         reap_or_notify(ns, ino);
@@ -306,24 +295,18 @@ enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
 
 bool ht_ns_known(struct ht_ns *ns, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
-    bool known;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
-    known = i && atomic_load_explicit(&i->lookups, memory_order_acquire) > 0;
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+    bool known = i && atomic_load_explicit(&i->lookups, memory_order_acquire) > 0;
     ht_rwlock_unlock(ht_ns_lock(ns));
     return known;
 }
 
 bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_parent, char *name)
 {
-    const struct ht_ns_inode *inode;
-    const struct ht_ns_entry *e;
-
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    inode = ht_ns_inode_find(ns, ino);
-    e = inode ? inode->names : NULL;
+    const struct ht_ns_inode *inode = ht_ns_inode_find(ns, ino);
+    const struct ht_ns_entry *e = inode ? inode->names : NULL;
     /* bounded: HT_LINKS_MAX names */
     while (e && (!ht_ns_current(e) || i-- > 0))
         e = e->name_next;
@@ -355,22 +338,19 @@ static int open_locked(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) 
 
 int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
-    int rc;
-
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    rc = open_locked(ns, ino, out_obj);
+    int rc = open_locked(ns, ino, out_obj);
     ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
 void ht_ns_close(struct ht_ns *ns, uint64_t ino)
 {
-    struct ht_ns_inode *i;
     struct ht_obj *obj = NULL;
     bool unused = false;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     if (i && S_ISREG(i->cur.mode) && i->opens > 0 && --i->opens == 0) {
         obj = i->u.obj;
         i->u.obj = NULL;
@@ -461,13 +441,11 @@ static void mark_deleted(char *path, size_t cap)
 
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
 {
-    const struct ht_ns_inode *i;
-
     if (cap == 0)
         return;
     buf[0] = '\0';
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    i = ht_ns_inode_find(ns, ino);
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     if (i)
         ht_ns_path_locked(ns, i, buf, cap);
     if (i && buf[0] != '\0' && i->links == 0 && (i->flags & HT_NS_FROZEN) == 0)
@@ -477,12 +455,11 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
 
 bool ht_ns_dump_path(struct ht_ns *ns, struct ht_dump *d, uint64_t ino)
 {
-    const struct ht_ns_inode *i;
     char path[512] = "";
 
     if (!ht_dump_rdlock(d, ht_ns_lock(ns), "names"))
         return false;
-    i = ht_ns_inode_find(ns, ino);
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     if (i)
         ht_ns_path_locked(ns, i, path, sizeof(path));
     ht_rwlock_unlock(ht_ns_lock(ns));

@@ -69,10 +69,8 @@ void ht_ns_op_lock(struct ht_ns_op *op)
 
 int ht_ns_op_end(struct ht_ns_op *op, int rc)
 {
-    int error;
-
     ht_ns_op_unlock(op);
-    error = ht_tx_commit(op->tx, &op->lsn);
+    int error = ht_tx_commit(op->tx, &op->lsn);
     return rc != 0 ? rc : error;
 }
 

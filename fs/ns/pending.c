@@ -21,7 +21,6 @@ enum { ENTRIES_CAP_START = 64 };
 static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t count) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t want = (uint64_t)root->entry_count + count, cap = root->entry_cap;
-    struct ht_ns_entry **p;
 
     if (want <= cap)
         return 0;
@@ -31,7 +30,7 @@ static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t c
         cap *= 2;
     if (cap > UINT32_MAX / 2)
         return -ENOSPC;
-    p = realloc(root->entries, cap * sizeof(struct ht_ns_entry *));
+    struct ht_ns_entry **p = realloc(root->entries, cap * sizeof(struct ht_ns_entry *));
     if (!p)
         return -ENOMEM;
     ns->meta_bytes += (cap - root->entry_cap) * sizeof(struct ht_ns_entry *);
@@ -98,11 +97,9 @@ static void make_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIR
 
 void ht_ns_entry_undirty(struct ht_ns_root *root, struct ht_ns_entry *e)
 {
-    struct ht_ns_entry *last;
-
     if (e->dirty == 0)
         return;
-    last = root->entries[--root->entry_count];
+    struct ht_ns_entry *last = root->entries[--root->entry_count];
     root->entries[e->dirty - 1] = last;
     last->dirty = e->dirty;
     e->dirty = 0;

@@ -66,11 +66,8 @@ static bool inode_valid(const struct ht_ns_record *r, uint32_t mode, uint8_t fla
 
 static bool decode_inode(struct ht_reader *in, struct ht_ns_record *r)
 {
-    uint32_t mode;
-    uint8_t flags;
-
     r->ino = ht_get_u64(in);
-    mode = ht_get_u32(in);
+    uint32_t mode = ht_get_u32(in);
     r->attr.mode = (uint16_t)mode;
     r->attr.uid = ht_get_u32(in);
     r->attr.gid = ht_get_u32(in);
@@ -81,7 +78,7 @@ static bool decode_inode(struct ht_reader *in, struct ht_ns_record *r)
     r->attr.dtype = ht_get_u8(in);
     r->attr.grad_dtype = ht_get_u8(in);
     r->attr.obj_class = ht_get_u8(in);
-    flags = ht_get_u8(in);
+    uint8_t flags = ht_get_u8(in);
     r->model_root = (flags & HT_NS_RECORD_MODEL_ROOT) != 0;
     r->frozen = (flags & HT_NS_RECORD_FROZEN) != 0;
     return ht_reader_done(in) && inode_valid(r, mode, flags);
@@ -101,12 +98,10 @@ static void get_name(struct ht_reader *in, struct ht_ns_record *r)
 
 static bool decode_entry(struct ht_reader *in, struct ht_ns_record *r)
 {
-    uint32_t type;
-
     r->parent = ht_get_u64(in);
     r->ino = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
-    type = (uint32_t)ht_get_u8(in) << MODE_TYPE_SHIFT;
+    uint32_t type = (uint32_t)ht_get_u8(in) << MODE_TYPE_SHIFT;
     r->entry_type = (uint16_t)type;
     if (in->bad)
         return false;

@@ -45,12 +45,11 @@ static int find_names(struct ht_ns *ns, struct renaming *r) HT_REQUIRES_SHARED(H
 static struct ht_obj *unpublished_content(struct ht_ns *ns, const struct ht_ns_inode *i)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    struct ht_obj *obj;
     struct ht_obj_stat os;
 
     if (!S_ISREG(i->cur.mode) || ht_ns_pending(i) || i->cur.obj_class == HT_CLASS_SCRATCH)
         return NULL;
-    obj = ht_obj_get(ns->store, i->ino);
+    struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
     if (!obj)
         return NULL;
     ht_obj_stat(obj, &os);
@@ -62,11 +61,9 @@ static struct ht_obj *unpublished_content(struct ht_ns *ns, const struct ht_ns_i
 
 static int write_back(struct ht_obj *obj, size_t *bytes)
 {
-    int rc;
-
     if (!obj)
         return 0;
-    rc = ht_obj_writeback(obj);
+    int rc = ht_obj_writeback(obj);
     if (rc == 0)
         rc = ht_obj_publish_ahead(obj);
     *bytes += ht_obj_pending_bytes(obj);

@@ -367,13 +367,12 @@ static int check_owners(struct rollback *r, uint32_t uid) HT_REQUIRES(HT_LOCK_NA
 static int change_tree(struct rollback *r, uint64_t kept, uint32_t uid) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *from = ht_ns_inode_live(r->op.ns, kept);
-    int rc;
 
     if (!from || !ht_ns_kept_step(r->op.ns, kept) || !r->top || (r->top->flags & HT_NS_MODEL_ROOT) == 0)
         return -ESTALE;
     r->root = ht_ns_root(r->top);
     r->root->whole = true;
-    rc = list_step(r, from);
+    int rc = list_step(r, from);
     if (rc == 0)
         rc = check_owners(r, uid);
     if (rc == 0) {

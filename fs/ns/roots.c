@@ -161,12 +161,10 @@ static int check_new_root(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOC
 /* While the transaction is open no thread changes names, so the members stay the same without the lock. */
 static int call_also(struct ht_ns_op *op, const struct root_change *c) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    int rc;
-
     if (!c->also)
         return 0;
     ht_ns_op_unlock(op);
-    rc = c->also(c->ctx, op->tx);
+    int rc = c->also(c->ctx, op->tx);
     ht_ns_op_lock(op);
     return rc;
 }
@@ -186,12 +184,11 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *config;
-    struct ht_ns_root *root;
     int rc = ht_ns_xattr_new(op->ns, config_name, strlen(config_name), c->config, strlen(c->config), &config);
 
     if (rc != 0)
         return rc;
-    root = ht_ns_root_new(op->ns, i->ino);
+    struct ht_ns_root *root = ht_ns_root_new(op->ns, i->ino);
     rc = !root ? -ENOMEM : ht_ns_scope_move(op, m, 0, i->ino, &c->busy);
     if (rc != 0) {
         ht_ns_xattr_free(op->ns, config);
@@ -239,15 +236,13 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c) HT_REQUIRES(H
 static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 {
     struct ht_ns_tree_walk w = {.top = ino, .dir = ino};
-    const struct ht_ns_inode *i;
     struct ht_slice slice = {0};
     uint64_t members = 1, most;
-    int rc;
 
     ht_rwlock_wrlock(ht_ns_lock(ns));
     most = ns->entry_count; /* names that others move meanwhile are met again */
-    i = ht_ns_inode_live(ns, ino);
-    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : 0;
+    const struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
+    int rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : 0;
     while (rc == 0 && members <= most && ht_ns_tree_next(ns, &w)) {
         members++;
         ht_ns_slice_next(ns, &slice);

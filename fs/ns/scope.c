@@ -41,12 +41,11 @@ static int move_object(struct ht_ns_op *op, const struct ht_ns_inode *i, uint64_
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(op->ns->store, i->ino) : NULL;
-    int rc;
 
     if (!obj)
         return 0;
     ht_obj_publish(obj, op->tx);
-    rc = ht_obj_set_scope(obj, scope, op->tx);
+    int rc = ht_obj_set_scope(obj, scope, op->tx);
     ht_obj_put(obj);
     if (rc == -EBUSY)
         *out_busy = i->ino;
@@ -75,11 +74,10 @@ int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_
 static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj_stat os;
-    struct ht_obj *obj;
 
     if (!S_ISREG(i->cur.mode) || (i->flags & (HT_NS_GHOST | HT_NS_STALE)) != 0)
         return false;
-    obj = ht_obj_get(ns->store, i->ino);
+    struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
     if (!obj)
         return false;
     ht_obj_stat(obj, &os);

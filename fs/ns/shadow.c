@@ -36,12 +36,10 @@ void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s)
 
 void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    struct ht_ns_shadow *s;
-
     if (ht_ns_shadow(i))
         return;
     assert(ns->free_shadow_count > 0);
-    s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
+    struct ht_ns_shadow *s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
     ht_list_del(&s->link);
     ns->free_shadow_count--;
     s->inode = i;

@@ -101,10 +101,9 @@ static int write_and_sync(struct ht_ns *ns, const struct syncing *s)
 int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
 {
     struct syncing s = {.ino = ino};
-    int rc;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    rc = inspect(ns, &s);
+    int rc = inspect(ns, &s);
     ht_rwlock_unlock(ht_ns_lock(ns));
     s.bytes = SYNC_BYTES + (s.root != 0 && !s.nothing ? ht_ns_pending_bytes(ns, s.root) : 0);
     if (rc == 0 && !s.nothing)

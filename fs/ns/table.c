@@ -115,11 +115,10 @@ static void spread_inodes(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAM
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
 {
     int rc = log_reserve(ns, HT_NS_INODE_RECORD_BYTES);
-    struct ht_ns_inode *i;
 
     if (rc != 0)
         return rc;
-    i = ht_pool_get(&ns->inode_pool);
+    struct ht_ns_inode *i = ht_pool_get(&ns->inode_pool);
     if (!i || ht_ns_inode_set_mode(ns, i, mode) != 0) {
         ht_pool_put(&ns->inode_pool, i);
         log_unreserve(ns, HT_NS_INODE_RECORD_BYTES);
@@ -252,10 +251,9 @@ static int collect(void *ctx, struct ht_ns_inode *i)
 int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out_inos, size_t *out_count)
 {
     struct collection c = {.ns = ns, .wanted = wanted};
-    int rc;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    rc = ht_ns_inode_each(ns, collect, &c);
+    int rc = ht_ns_inode_each(ns, collect, &c);
     ht_rwlock_unlock(ht_ns_lock(ns));
     if (rc != 0) {
         free(c.inos);
@@ -316,11 +314,10 @@ static struct ht_pool *entry_pool(struct ht_ns *ns, size_t len)
 int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns_entry **out)
 {
     int rc = log_reserve(ns, HT_NS_ENTRY_RECORD_BYTES + len);
-    struct ht_ns_entry *e;
 
     if (rc != 0)
         return rc;
-    e = ht_pool_get(entry_pool(ns, len));
+    struct ht_ns_entry *e = ht_pool_get(entry_pool(ns, len));
     if (!e) {
         log_unreserve(ns, HT_NS_ENTRY_RECORD_BYTES + len);
         return -ENOMEM;
@@ -392,11 +389,10 @@ int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const v
 {
     uint64_t record_bytes = HT_NS_XATTR_RECORD_BYTES + name_len + value_len;
     int rc = log_reserve(ns, record_bytes);
-    struct ht_ns_xattr *x;
 
     if (rc != 0)
         return rc;
-    x = malloc(xattr_bytes(name_len, value_len));
+    struct ht_ns_xattr *x = malloc(xattr_bytes(name_len, value_len));
     if (!x) {
         log_unreserve(ns, record_bytes);
         return -ENOMEM;

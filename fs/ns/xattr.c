@@ -173,11 +173,10 @@ static int change_class(struct ht_ns_op *op, const struct ht_ns_inode *i, uint8_
 static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
-    int rc;
 
     if (!obj)
         return;
-    rc = ht_obj_set_chunk_bytes(obj, ht_ns_chunk_bytes(op->ns, i));
+    int rc = ht_obj_set_chunk_bytes(obj, ht_ns_chunk_bytes(op->ns, i));
     if (rc == 0 && !ht_ns_pending(i))
         ht_obj_publish(obj, op->tx);
     ht_obj_put(obj);
@@ -416,14 +415,13 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     const struct word_field *w = find_word(name);
-    struct ht_ns_xattr *x;
     int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
     if (w)
         return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, removed_value(i, w));
-    x = ht_ns_xattr_find(i, name, strlen(name));
+    struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
     if (!x)
         return is_acl(name) ? 0 : -ENODATA; /* the caller wants no list, and there is none */
     ht_ns_xattr_drop(op, i, x, op->now_ns);
@@ -462,7 +460,6 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct word_field *w = find_word(name);
-    const struct ht_ns_xattr *x;
     const char *word;
 
     if (!i)
@@ -471,7 +468,7 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
         word = w->word(word_value(w, i));
         return word ? give(word, strlen(word), buf, cap) : -ENODATA;
     }
-    x = ht_ns_xattr_find(i, name, strlen(name));
+    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
     return x ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
 }
 

@@ -53,7 +53,6 @@ static int open_uncached(const char *path, uint64_t *out_bytes)
 {
     char block[PATH_MAX];
     struct stat st;
-    int fd;
 
     if (stat(path, &st) != 0)
         return -errno;
@@ -64,7 +63,7 @@ static int open_uncached(const char *path, uint64_t *out_bytes)
     }
     if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
         return -EINVAL;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
     if (fd < 0 && errno == EINVAL) /* its file system has no direct I/O */
         fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)

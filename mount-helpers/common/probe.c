@@ -45,11 +45,10 @@ static int open_readable(const char *path, int flags)
 static int probe_new(const char *path, int flags, int *out_fd, blkid_probe *out_probe)
 {
     int fd = open_readable(path, flags);
-    blkid_probe pr;
 
     if (fd < 0)
         return fd;
-    pr = blkid_new_probe();
+    blkid_probe pr = blkid_new_probe();
     if (!pr) {
         close(fd);
         return -ENOMEM;

@@ -47,12 +47,10 @@ void ht_progress_begin(struct ht_progress *p, bool wanted, const char *done, uin
 
 void ht_progress_add(struct ht_progress *p, uint64_t bytes)
 {
-    uint64_t now_ns;
-
     p->done_bytes += bytes;
     if (!p->on)
         return;
-    now_ns = ht_now_ns();
+    uint64_t now_ns = ht_now_ns();
     if (now_ns - p->shown_ns >= (p->terminal ? TERMINAL_MS : LINES_MS) * 1000000ull)
         show_progress(p, now_ns);
 }

@@ -76,10 +76,9 @@ static ssize_t get(const char *path, const char *name, char **out_text)
 int ht_cmd_attribute(const char *path, const char *word, bool quiet, char **out_text)
 {
     char name[HT_XATTR_NAME_BYTES_MAX + 1];
-    ssize_t n;
 
     snprintf(name, sizeof(name), "%s%s", HT_XATTR_PREFIX, word);
-    n = get(path, name, out_text);
+    ssize_t n = get(path, name, out_text);
     if (n < 0 && !quiet && n != -ENODATA)
         return ht_cmd_explain(path, (int)n);
     return n < 0 ? (int)n : 0;

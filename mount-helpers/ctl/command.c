@@ -33,7 +33,6 @@ static int run_line(const char *control, const char *line, char *answer, size_t 
 {
     int fd = open(control, O_RDWR | O_CLOEXEC), rc;
     bool writable = fd >= 0;
-    ssize_t n;
 
     if (fd < 0 && errno == EROFS)
         fd = open(control, O_RDONLY | O_CLOEXEC);
@@ -41,7 +40,7 @@ static int run_line(const char *control, const char *line, char *answer, size_t 
     if (fd < 0)
         return -errno;
     rc = writable ? write_line(fd, line) : hand_line(fd, line);
-    n = rc < 0 ? read(fd, answer, cap - 1) : 0;
+    ssize_t n = rc < 0 ? read(fd, answer, cap - 1) : 0;
     answer[n > 0 ? n : 0] = '\0';
     answer[strcspn(answer, "\n")] = '\0';
     close(fd);
@@ -51,10 +50,9 @@ static int run_line(const char *control, const char *line, char *answer, size_t 
 int ht_cmd_command(const char *path, const char *point, const char *line)
 {
     char control[PATH_MAX + 32], answer[512];
-    int rc;
 
     snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", point);
-    rc = run_line(control, line, answer, sizeof(answer));
+    int rc = run_line(control, line, answer, sizeof(answer));
     if (rc < 0 && answer[0] != '\0')
         ht_error("%s: %s", path, answer);
     else if (rc < 0)

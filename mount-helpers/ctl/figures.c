@@ -24,11 +24,10 @@ uint64_t ht_figure(const struct ht_figures *f, const char *word)
 static void take_line(char *line, struct ht_figures *out)
 {
     char *equal = strchr(line, '='), *end;
-    uint64_t value;
 
     if (!equal || equal[1] < '0' || equal[1] > '9' || out->count == HT_FIGURES_MAX)
         return;
-    value = strtoull(equal + 1, &end, 10);
+    uint64_t value = strtoull(equal + 1, &end, 10);
     if (*end != '\0')
         return;
     *equal = '\0';
@@ -85,14 +84,13 @@ int ht_hidden_text(const char *point, const char *name, char **out_text)
 {
     char path[PATH_MAX + 64], *text;
     size_t len = 0, room = 1 << 16;
-    int rc;
 
     snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/%s", point, name);
     FILE *f = fopen(path, "re");
     if (!f)
         return -errno;
     text = malloc(room);
-    rc = text ? read_all(f, TEXT_BYTES_MAX, &text, &len, &room) : -ENOMEM;
+    int rc = text ? read_all(f, TEXT_BYTES_MAX, &text, &len, &room) : -ENOMEM;
     fclose(f);
     if (rc < 0) {
         free(text);

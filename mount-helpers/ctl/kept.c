@@ -212,15 +212,13 @@ static int place_in_store(const char *handle, const char *real, char *out, size_
 static int place_at(int dir, const char *name, char *out, size_t cap)
 {
     char handle[64], real[PATH_MAX], place[PATH_MAX];
-    ssize_t n;
-    int rc;
 
     snprintf(handle, sizeof(handle), "/proc/self/fd/%d", dir);
-    n = readlink(handle, real, sizeof(real));
+    ssize_t n = readlink(handle, real, sizeof(real));
     if (n < 0 || n == sizeof(real))
         return n < 0 ? -errno : -ENAMETOOLONG;
     real[n] = '\0';
-    rc = place_in_store(handle, real, place, sizeof(place));
+    int rc = place_in_store(handle, real, place, sizeof(place));
     if (rc == 0 && (size_t)snprintf(out, cap, "%s%s%s", place, place[0] ? "/" : "", name) >= cap)
         rc = -ENAMETOOLONG;
     return rc;
@@ -257,7 +255,6 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
     char folder[PATH_MAX];
     struct stat own, other;
     size_t len = strlen(path), begin;
-    int dir;
 
     while (len > 1 && path[len - 1] == '/')
         len--;
@@ -269,7 +266,7 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
     }
     snprintf(as, NAME_MAX + 1, "%.*s", (int)(len - begin), path + begin);
     snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
-    dir = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int dir = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0) {
         int err = errno;
         ht_error("%s: %s", folder, strerror(err));

@@ -87,11 +87,9 @@ static char *skip_blanks(char *p)
 /* One value, and the comma or brace after it. Returns the text after these; NULL: neither a string nor a word. */
 static char *take_value(char *p, struct ht_cmd_field *f, char *out_end)
 {
-    char *end;
-
     f->is_text = *p == '"';
     f->value = p + f->is_text;
-    end = f->is_text ? decode_string(f->value) : p + strspn(p, "+-.0123456789Eaeflnrstu");
+    char *end = f->is_text ? decode_string(f->value) : p + strspn(p, "+-.0123456789Eaeflnrstu");
     if (!end || end == p)
         return NULL;
     p = skip_blanks(end);

@@ -183,7 +183,6 @@ static int commit(int fd, bool whole_mount)
 
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
 {
-    uint64_t began_ns;
     bool root, whole_mount;
     int fd, rc;
 
@@ -205,7 +204,7 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
         close(fd);
         return HT_CMD_FAILED;
     }
-    began_ns = ht_now_ns();
+    uint64_t began_ns = ht_now_ns();
     rc = steered ? send_verb(path, o, "commit") : commit(fd, whole_mount);
     close(fd);
     if (rc < 0 && steered)
@@ -238,20 +237,17 @@ static const char *below(const char *path, const char *point)
 int ht_cmd_move(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX], line[PATH_MAX + 32];
-    char *whole;
-    const char *rest;
-    int rc;
 
     if (ht_cmd_mount_point(path, point) < 0)
         return HT_CMD_FAILED;
-    whole = realpath(path, NULL);
-    rest = whole ? below(whole, point) : NULL;
+    char *whole = realpath(path, NULL);
+    const char *rest = whole ? below(whole, point) : NULL;
     if (!rest) {
         free(whole);
         return HT_CMD_FAILED;
     }
     snprintf(line, sizeof(line), "%s %s", o->command, rest);
     free(whole);
-    rc = ht_cmd_command(path, point, line);
+    int rc = ht_cmd_command(path, point, line);
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

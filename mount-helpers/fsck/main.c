@@ -110,13 +110,11 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
 
 static int run(struct ht_fsck *f, char *const paths[], unsigned count)
 {
-    int status;
-
     f->out = stdout;
     ht_json_init(&f->json, stdout);
     /* its holder, and other errors, were reported */
     f->failed = ht_fsck_open_devices(f, paths, count) < 0;
-    status = ht_fsck_run(f, paths[0]);
+    int status = ht_fsck_run(f, paths[0]);
     ht_fsck_close(f);
     return status;
 }
@@ -124,10 +122,9 @@ static int run(struct ht_fsck *f, char *const paths[], unsigned count)
 int main(int argc, char **argv)
 {
     static struct ht_fsck f;
-    int status;
 
     ht_stdio_fds_open();
-    status = parse(argc, argv, &f.opt);
+    int status = parse(argc, argv, &f.opt);
     if (status >= 0)
         return status;
     status = run(&f, argv + optind, (unsigned)(argc - optind));

@@ -140,12 +140,11 @@ static int report_memory(struct ht_fsck *f)
 static int open_by_force(struct ht_fsck *f)
 {
     bool diverged = f->log.diverged;
-    int rc;
 
     ht_fsck_close_store(f);
     /* Other modes have written by now. */
     f->cross_repair = (f->opt.mode == HT_FSCK_CHECK || f->newer) && f->cross_repaired != 0;
-    rc = ht_fsck_open_store(f, true, false);
+    int rc = ht_fsck_open_store(f, true, false);
     f->cross_repair = false;
     if (rc < 0)
         return rc;
@@ -164,11 +163,9 @@ static int open_by_force(struct ht_fsck *f)
 /* Both copies are damaged: perhaps each can repair the other. With -n that is done in memory. */
 static int open_cross_repaired(struct ht_fsck *f)
 {
-    int rc;
-
     ht_fsck_close_store(f);
     f->cross_repair = true;
-    rc = ht_fsck_open_store(f, false, false);
+    int rc = ht_fsck_open_store(f, false, false);
     f->cross_repair = false;
     if (f->cross_repaired != 0) /* repaired already: the planned repair writes the whole log anew */
         (void)ht_fsck_problem(f, HT_FSCK_LOG_FRAME, NULL,

@@ -178,10 +178,9 @@ static int check_all(struct optim_pass *p)
 int ht_fsck_pass_optim(struct ht_fsck *f)
 {
     struct optim_pass p = {.f = f};
-    int rc;
 
     (void)ht_optim_check(f->optim, report, f);
-    rc = check_all(&p);
+    int rc = check_all(&p);
     if (rc < 0)
         ht_error("cannot check the optimizer: %s", strerror(-rc));
     free(p.roots.list);

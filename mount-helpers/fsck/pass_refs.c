@@ -233,7 +233,6 @@ static int check_conflicts(struct ht_fsck *f)
 {
     size_t count = ht_store_conflicts(f->store, NULL, 0);
     struct ht_ref_conflict *list;
-    int rc;
 
     if (count == 0)
         return 0;
@@ -241,7 +240,7 @@ static int check_conflicts(struct ht_fsck *f)
     if (!list)
         return -ENOMEM;
     count = ht_min_u64(count, ht_store_conflicts(f->store, list, count));
-    rc = report_conflicts(f, list, count);
+    int rc = report_conflicts(f, list, count);
     if (rc == 0 && f->overlaps)
         rc = mark_contested(f, list, count);
     free(list);

@@ -191,7 +191,6 @@ static size_t count_neighbours(const struct reader *r, uint64_t *out_bytes)
 
 static bool submit(struct reader *r, struct batch *b)
 {
-    const struct ht_fsck_item *it;
     uint64_t bytes;
 
     while (r->next < r->f->item_count && is_skipped(r->f, &r->f->items[r->next])) {
@@ -200,7 +199,7 @@ static bool submit(struct reader *r, struct batch *b)
     }
     if (r->next == r->f->item_count)
         return false;
-    it = &r->f->items[r->next];
+    const struct ht_fsck_item *it = &r->f->items[r->next];
     b->first = r->next;
     b->count = 1;
     b->io_count = 0;

@@ -182,10 +182,8 @@ static int round_of(struct ht_fsck *f, bool first)
 
 int ht_fsck_repair(struct ht_fsck *f)
 {
-    int rc;
-
     ht_fsck_close_store(f);
-    rc = round_of(f, true);
+    int rc = round_of(f, true);
     if (rc == 0 && f->overlaps)
         rc = round_of(f, false);
     if (rc < 0)

@@ -433,11 +433,10 @@ static int run_words(int argc, char **argv)
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
     uint64_t given = 0;
     const struct command *command = argc > 1 ? find_command(argv[1]) : NULL;
-    int status;
 
     if (command && !command->run)
         return asks_help(argc, argv) ? put_help(command) : ht_cmd_vault(argc - 1, argv + 1);
-    status = parse_options(argc, argv, &o, &given);
+    int status = parse_options(argc, argv, &o, &given);
     if (status != 0)
         return status;
     if (o.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {

@@ -177,10 +177,9 @@ static int try_ring(void)
 static void check_io_uring(struct ht_doctor *d)
 {
     uint64_t disabled = 0;
-    int rc;
 
     (void)ht_doctor_number(d, &disabled, "proc/sys/kernel/io_uring_disabled");
-    rc = try_ring();
+    int rc = try_ring();
     if (rc == -ENOMEM || rc == -EMFILE || rc == -ENFILE || rc == -EAGAIN) {
         ht_doctor_add(d, HT_DOCTOR_WARN, "io_uring", "no ring could be made: %s", strerror(-rc));
         ht_doctor_remedy(d, "raise the limits of open files and locked memory (ulimit -n, ulimit -l)");

@@ -32,10 +32,9 @@ static bool next_line(char **rest, char **out_key, char **out_value)
 static void put_meaning(const char *key, const char *value)
 {
     char *end;
-    uint64_t n;
 
     errno = 0;
-    n = strtoull(value, &end, 10);
+    uint64_t n = strtoull(value, &end, 10);
     if (end == value || *end != '\0' || errno != 0)
         return;
     if (ht_text_ends_with(key, "_bytes") && n >= HT_KIB)

@@ -274,14 +274,13 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
 {
     static char point[PATH_MAX];
     struct top t = {.o = o, .out = HT_BUF_INIT};
-    int rc;
 
     if (ht_cmd_mount_point(path, point) < 0)
         return HT_CMD_FAILED;
     t.v.point = point;
     t.v.interval_s = o->watch_s > 0 ? o->watch_s : 1;
     t.ring = calloc(HISTORY + 1, sizeof(*t.ring));
-    rc = t.ring ? start_reader(&t) : -ENOMEM;
+    int rc = t.ring ? start_reader(&t) : -ENOMEM;
     if (rc == 0) {
         catch_signals();
         begin_terminal(&t);

@@ -75,11 +75,10 @@ static int check_members(struct adding *a)
 static int hold_all(struct adding *a)
 {
     struct ht_mkfs_target both[HT_DEVICES_MAX];
-    int rc;
 
     memcpy(both, a->named, a->count * sizeof(both[0]));
     both[a->count].path = a->o->add;
-    rc = ht_mkfs_check_distinct(both, a->count + 1);
+    int rc = ht_mkfs_check_distinct(both, a->count + 1);
     for (unsigned i = 0; rc == 0 && i < a->count; i++) {
         rc = ht_dev_open(a->named[i].path, a->o->no_wait ? HT_DEV_NOWAIT : 0, &a->named[i].dev);
         if (rc == 0)

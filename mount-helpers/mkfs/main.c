@@ -217,13 +217,12 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     struct ht_format_opts f = {.label = o->label, .chunk_bytes = o->chunk_bytes, .log_bytes = o->log_bytes};
     unsigned fast = count - o->capacity_count;
     struct ht_dev *devs[HT_DEVICES_MAX];
-    int rc;
 
     for (unsigned i = 0; i < count; i++)
         devs[i] = targets[i].dev;
     for (unsigned i = fast; i < count; i++)
         f.capacity |= 1u << i;
-    rc = ht_claim_ask(devs, count);
+    int rc = ht_claim_ask(devs, count);
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < count; i++)

@@ -59,12 +59,11 @@ static bool try_beside(char out[PATH_MAX])
 {
     char self[PATH_MAX], sibling[PATH_MAX + 8];
     ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char *slash;
 
     if (n <= 0)
         return false;
     self[n] = '\0';
-    slash = strrchr(self, '/');
+    char *slash = strrchr(self, '/');
     if (!slash)
         return false;
     *slash = '\0';
@@ -102,10 +101,9 @@ static int enter_namespace(const char *namespace)
 {
     char path[PATH_MAX];
     bool is_pid = namespace[0] != '\0' && namespace[strspn(namespace, "0123456789")] == '\0';
-    int fd;
 
     snprintf(path, sizeof(path), is_pid ? "/proc/%s/ns/mnt" : "%s", namespace);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || setns(fd, CLONE_NEWNS) != 0) {
         int err = errno;
         ht_error("cannot enter the mount namespace %s: %s", path, strerror(err));

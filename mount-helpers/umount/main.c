@@ -83,7 +83,6 @@ static int unmount(const struct request *r)
 {
     const char *argv[8] = {"umount", r->flags};
     unsigned n = 2;
-    pid_t child;
     int status;
 
     if (r->namespace) {
@@ -93,7 +92,7 @@ static int unmount(const struct request *r)
     argv[n++] = "--";
     argv[n++] = r->point;
     fflush(NULL);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         execv("/bin/umount", (char *const *)argv);
         execvp(argv[0], (char *const *)argv);
@@ -189,10 +188,9 @@ int main(int argc, char **argv)
 {
     struct request r = {.flags = "-i", .waits = true};
     struct daemon d = {.fd = -1};
-    int status;
 
     ht_stdio_fds_open();
-    status = parse_options(argc, argv, &r);
+    int status = parse_options(argc, argv, &r);
     if (status >= 0)
         return status;
     if (r.waits)

@@ -226,11 +226,10 @@ static int validate_length(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
 static int load_entries(struct ht_topk *t, uint64_t first, bool values) HT_REQUIRES(HT_LOCK_TOPK)
 {
     struct entries *e = &t->entries;
-    int rc;
 
     e->first = first;
     e->count = ht_min_u64(ENTRIES, t->count - first);
-    rc = ht_opt_read_all(t->spool, HEADER_BYTES + first * 4, e->index, e->count * 4);
+    int rc = ht_opt_read_all(t->spool, HEADER_BYTES + first * 4, e->index, e->count * 4);
     if (!rc && values)
         rc = ht_opt_read_all(t->spool, values_at(t) + first * t->value_bytes, e->value, e->count * t->value_bytes);
     return rc;

@@ -268,7 +268,6 @@ static int begin_param(struct replay *w, uint64_t i)
 {
     struct ht_root *root = w->root;
     struct ht_redo_param want;
-    uint64_t uncounted;
 
     if (ht_opt_redo_is_section(&w->now->s, i)) /* its parameter takes it */
         return 0;
@@ -279,7 +278,7 @@ static int begin_param(struct replay *w, uint64_t i)
     struct ht_param *p = ht_opt_param_find(root->o, want.oid);
     bool deleted = !p || p->gone; /* a file that was open without a name, and is not any more */
     bool passed = !deleted && p->root == root && !ht_opt_part_takes(p);
-    uncounted = deleted || counts_steps(w) ? 0 : p->redo_place; /* steps of this part that have changed it */
+    uint64_t uncounted = deleted || counts_steps(w) ? 0 : p->redo_place; /* steps of this part that have changed it */
     if (deleted || passed || p->root != root || !p->obj || p->has_grad ||
         !ht_opt_redo_fits(p, p->obj, uncounted, &want)) {
         unlock(root->o);

@@ -273,12 +273,11 @@ static int begin_config(const char **pos, const char *end, const struct ht_optim
                         struct ht_optim_config *out, char *err)
 {
     const char *words_at = *pos;
-    const struct ht_rule *rule;
     struct token t;
 
     if (!next_token(pos, end, &t))
         return refuse(err, "empty; e.g. \"adamw lr=3e-4\"");
-    rule = ht_rule_named(t.text);
+    const struct ht_rule *rule = ht_rule_named(t.text);
     if (!rule && (!base || !strchr(t.text, '='))) {
         char names[128];
         ht_rule_names(names, sizeof(names));

@@ -539,8 +539,6 @@ static void show_parameter(const struct job *j)
 
 static void run_job(struct job *j)
 {
-    int rc;
-
     if (!j->err)
         j->err = is_complete(j) ? ht_fault(HT_FAULT_OPTIM_UPDATE) : -EINVAL;
     if (!j->err && j->work & HT_WORK_ADD)
@@ -553,7 +551,7 @@ static void run_job(struct job *j)
         update_range(j);
     ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
     show_parameter(j);
-    rc = ht_batch_pin_finish(&j->pin);
+    int rc = ht_batch_pin_finish(&j->pin);
     if (rc && !j->err)
         j->err = rc;
     j->begun = false;

@@ -54,11 +54,10 @@ static char lower(char c)
 static int unit_power(const char *text)
 {
     static const char units[] = "kmgtp";
-    const char *at;
 
     if (*text == '\0')
         return 0;
-    at = strchr(units, lower(*text));
+    const char *at = strchr(units, lower(*text));
     if (!at)
         return -1;
     text++;
@@ -74,7 +73,6 @@ int ht_parse_size(const char *text, uint64_t *out_bytes)
     unsigned __int128 whole = 0, fraction = 0, scale = 1;
     unsigned digits = 0;
     bool over = false;
-    int power;
 
     if (!is_digit(*text))
         return -EINVAL;
@@ -95,7 +93,7 @@ int ht_parse_size(const char *text, uint64_t *out_bytes)
         if (digits == 0)
             return -EINVAL;
     }
-    power = unit_power(text);
+    int power = unit_power(text);
     if (power < 0 || (power == 0 && digits > 0))
         return -EINVAL;
     whole = (whole << (10 * power)) + (fraction << (10 * power)) / scale;

@@ -87,10 +87,9 @@ void ht_buf_put_u64(struct ht_buf *b, uint64_t v)
 void ht_buf_printf(struct ht_buf *b, const char *fmt, ...)
 {
     va_list args;
-    int n;
 
     va_start(args, fmt);
-    n = vsnprintf(NULL, 0, fmt, args);
+    int n = vsnprintf(NULL, 0, fmt, args);
     va_end(args);
     if (n < 0 || ht_buf_reserve(b, (size_t)n + 1) != 0)
         return;

@@ -17,8 +17,6 @@ void ht_json_init_lines(struct ht_json *j, FILE *to)
 
 static const unsigned char *put_char(FILE *to, const unsigned char *p)
 {
-    unsigned n;
-
     if (*p == '"' || *p == '\\') {
         fprintf(to, "\\%c", *p);
         return p + 1;
@@ -31,7 +29,7 @@ static const unsigned char *put_char(FILE *to, const unsigned char *p)
         fputc(*p, to);
         return p + 1;
     }
-    n = ht_utf8_length((const char *)p);
+    unsigned n = ht_utf8_length((const char *)p);
     if (n == 0) {
         fprintf(to, "\\udc%02x", *p);
         return p + 1;
@@ -132,10 +130,8 @@ static const char *skip_digits(const char *p)
 /* -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)? */
 static bool is_number(const char *p)
 {
-    const char *begin;
-
     p += *p == '-';
-    begin = p;
+    const char *begin = p;
     p = skip_digits(p);
     if (p == begin || (*begin == '0' && p > begin + 1))
         return false;

@@ -76,7 +76,6 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     int saved_errno = errno;
     char line[LINE_BYTES_MAX];
     int head, body;
-    size_t len;
     va_list args;
 
     if ((int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
@@ -90,7 +89,7 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     va_end(args);
     if (body < 0)
         body = 0;
-    len = ht_min_u64((size_t)head + (size_t)body, sizeof(line) - 2);
+    size_t len = ht_min_u64((size_t)head + (size_t)body, sizeof(line) - 2);
     line[len] = '\0';
     hide_controls(line + head);
     if (atomic_load(&to_syslog)) {

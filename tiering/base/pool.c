@@ -50,14 +50,13 @@ static bool has_fresh(const struct ht_pool *p, const struct block *b)
 
 static struct block *open_block(struct ht_pool *p)
 {
-    struct block *b;
     void *memory;
 
     if (!ht_list_empty(&p->open))
         return ht_list_entry(p->open.next, struct block, link);
     if (posix_memalign(&memory, BLOCK_ALIGN, BLOCK_BYTES))
         return NULL;
-    b = memory;
+    struct block *b = memory;
     b->free = NULL;
     b->used = b->fresh = 0;
     ht_list_add_tail(&p->open, &b->link);
@@ -67,15 +66,12 @@ static struct block *open_block(struct ht_pool *p)
 
 void *ht_pool_get(struct ht_pool *p)
 {
-    struct block *b;
-    void *piece;
-
     if (EACH_ALONE)
         return calloc(1, p->piece_bytes);
-    b = open_block(p);
+    struct block *b = open_block(p);
     if (!b)
         return NULL;
-    piece = b->free;
+    void *piece = b->free;
     if (piece) {
         b->free = b->free->next;
     } else {

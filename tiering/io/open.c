@@ -344,11 +344,10 @@ static int file_geometry(struct ht_dev *dev, const struct stat *st)
 static int try_command(struct ht_dev *dev, const char *beside)
 {
     void *block;
-    int rc;
 
     if (posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
         return -ENOMEM;
-    rc = ht_dev_read(dev, 0, block, dev->lba);
+    int rc = ht_dev_read(dev, 0, block, dev->lba);
     free(block);
     if (rc == -EINVAL || rc == -EOPNOTSUPP || rc == -ENOTTY) {
         ht_error("%s: this kernel takes no NVMe commands through io_uring (Linux 5.19 does): use %s", dev->name,
@@ -367,13 +366,12 @@ static int try_command(struct ht_dev *dev, const char *beside)
 static int namespace_geometry(struct ht_dev *dev, const struct source *s, dev_t *out_number)
 {
     struct stat block;
-    int rc;
 
     if (fstat(dev->hold_fd, &block) != 0)
         return -errno;
     dev->raw = true;
     *out_number = block.st_rdev;
-    rc = ht_raw_geometry(dev, block.st_rdev);
+    int rc = ht_raw_geometry(dev, block.st_rdev);
     if (rc == 0)
         rc = try_command(dev, s->beside);
     dev->reads = dev->read_bytes = 0; /* these reads were not from a caller */
@@ -389,9 +387,7 @@ static bool is_still(const struct source *s, const struct stat *st)
 
 static int learn_geometry(struct ht_dev *dev, const struct source *s)
 {
-    dev_t number;
     struct stat st;
-    int rc;
 
     if (fstat(dev->fd, &st) != 0)
         return -errno;
@@ -399,8 +395,8 @@ static int learn_geometry(struct ht_dev *dev, const struct source *s)
         ht_error("%s changed while it was being opened", dev->name);
         return -EINVAL;
     }
-    number = s->kind == A_FILE ? st.st_dev : st.st_rdev;
-    rc = s->kind == A_FILE          ? file_geometry(dev, &st)
+    dev_t number = s->kind == A_FILE ? st.st_dev : st.st_rdev;
+    int rc = s->kind == A_FILE      ? file_geometry(dev, &st)
         : s->kind == A_BLOCK_DEVICE ? block_geometry(dev)
                                     : namespace_geometry(dev, s, &number);
     if (rc != 0)
@@ -470,12 +466,11 @@ static uint64_t place_of(const struct ht_below *b)
 
 static int open_source(struct source *s, int flags, struct ht_dev **out_dev)
 {
-    struct ht_dev *dev;
     int rc = inspect(s);
 
     if (rc != 0)
         return rc;
-    dev = ht_dev_alloc(s->path);
+    struct ht_dev *dev = ht_dev_alloc(s->path);
     if (!dev)
         return -ENOMEM;
     dev->rdonly = flags & HT_DEV_RDONLY;

@@ -11,15 +11,12 @@
 
 int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
 {
-    struct ht_dev *dev;
-    void *ram;
-
     if ((lba != 512 && lba != 4096) || bytes == 0 || bytes % lba != 0)
         return -EINVAL;
-    dev = ht_dev_alloc("ram");
+    struct ht_dev *dev = ht_dev_alloc("ram");
     if (!dev)
         return -ENOMEM;
-    ram = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *ram = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (ram == MAP_FAILED) {
         ht_dev_close(dev);
         return -ENOMEM;

@@ -50,10 +50,9 @@ static uint64_t discard_max(const struct ht_nvme_controller *c, const struct ht_
 static int identify(const struct ht_dev *dev, unsigned cns, uint8_t *data)
 {
     struct nvme_passthru_cmd command;
-    int status;
 
     ht_nvme_identify(&command, cns, dev->nsid, data);
-    status = ioctl(dev->fd, NVME_IOCTL_ADMIN_CMD, &command);
+    int status = ioctl(dev->fd, NVME_IOCTL_ADMIN_CMD, &command);
     if (status == 0)
         return 0;
     return status < 0 ? -errno : ht_nvme_errno((unsigned)status);
@@ -104,12 +103,11 @@ int ht_raw_geometry(struct ht_dev *dev, dev_t block)
     struct ht_nvme_controller c;
     struct ht_nvme_namespace n;
     void *data;
-    int rc;
 
     /* Lies in a page of its own, because the controller writes to it. */
     if (posix_memalign(&data, HT_BLOCK_BYTES, HT_NVME_IDENTIFY_BYTES) != 0)
         return -ENOMEM;
-    rc = ask(dev, data, &c, &n);
+    int rc = ask(dev, data, &c, &n);
     if (rc != 0)
         ht_error("%s does not identify itself: %s%s", dev->name, strerror(-rc),
                  rc == -EACCES || rc == -EPERM ? " (commands to it need root)" : "");

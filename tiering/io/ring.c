@@ -54,7 +54,6 @@ struct ht_ring {
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
 {
     struct ht_ring *ring;
-    int rc;
 
     if (depth == 0 || depth > DEPTH_MAX)
         return -EINVAL;
@@ -67,7 +66,7 @@ int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_
         ring->segment[i].next_free = ring->free;
         ring->free = &ring->segment[i];
     }
-    rc = ht_uring_open(&ring->uring, depth, best);
+    int rc = ht_uring_open(&ring->uring, depth, best);
     if (rc != 0) {
         free(ring);
         return rc;
@@ -325,12 +324,10 @@ static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
 
 static void submit_uring(struct ht_ring *ring)
 {
-    int rc;
-
     ring->unsent_bytes = 0;
     if (io_uring_sq_ready(&ring->uring) == 0)
         return;
-    rc = ht_fault(HT_FAULT_IO_SUBMIT);
+    int rc = ht_fault(HT_FAULT_IO_SUBMIT);
     if (rc == 0)
         rc = ht_fault(HT_FAULT_IO_REFUSED);
     if (rc == 0)
@@ -397,12 +394,10 @@ static void cut_segments(struct ht_ring *ring, struct ht_io *io)
 
 void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
 {
-    int rc;
-
     assert(pthread_equal(ring->owner, pthread_self()));
     while (ring->in_flight >= ring->depth)
         reap(ring, 1);
-    rc = ht_io_begin(io);
+    int rc = ht_io_begin(io);
     if (rc == 0 && io->dev->raw && (ring->uring.flags & IORING_SETUP_SQE128) == 0)
         rc = -EOPNOTSUPP;
     if (rc == 0 && !served_here(io)) {

@@ -175,11 +175,10 @@ static bool share(struct member *m, const struct shared *shared)
 static struct member *make(struct thread *t, struct ht_rings *set, const struct shared *shared)
 {
     struct member *m = calloc(1, sizeof(*m));
-    int rc;
 
     if (!m)
         return NULL;
-    rc = ht_ring_new_in(set ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
+    int rc = ht_ring_new_in(set ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
     if (rc != 0) {
         free(m);
         errno = -rc;
@@ -199,7 +198,6 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
     struct thread *t = this_thread();
     const struct shared *shared;
     struct ht_list strangers;
-    struct member *m;
 
     if (!t) {
         errno = ENOMEM;
@@ -207,7 +205,7 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
     }
     ht_list_init(&strangers);
     ht_mutex_lock(&lock);
-    m = find_locked(t, rings, &strangers);
+    struct member *m = find_locked(t, rings, &strangers);
     shared = rings ? rings->shared : NULL;
     ht_mutex_unlock(&lock);
     free_taken(&strangers);
@@ -250,11 +248,10 @@ static struct shared *shared_new(const struct ht_pinned_area *areas, unsigned co
 static void share_areas(struct ht_rings *rings, const struct ht_pinned_area *areas, unsigned count)
 {
     struct ht_io_features f;
-    struct shared *sh;
 
     if (ht_io_features(&f) != 0 || !f.shared_memory)
         return;
-    sh = shared_new(areas, count);
+    struct shared *sh = shared_new(areas, count);
     if (!sh)
         return;
     ht_mutex_lock(&lock);

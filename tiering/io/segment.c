@@ -136,7 +136,6 @@ static int command_result(struct ht_segment *p, int res)
 int ht_segment_complete(struct ht_segment *p, int res)
 {
     const struct ht_dev *dev = p->io->dev;
-    uint32_t moved;
 
     res = command_result(p, res);
     if (p->io->op == HT_IO_DISCARD && res == 0)
@@ -151,7 +150,7 @@ int ht_segment_complete(struct ht_segment *p, int res)
         return res;
     if (p->io->op == HT_IO_FLUSH || res < 0)
         return res < 0 ? true_error(dev, res) : 0;
-    moved = moved_of(p->io, res);
+    uint32_t moved = moved_of(p->io, res);
     p->at += moved;
     p->len -= moved;
     if (p->len == 0)

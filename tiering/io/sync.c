@@ -56,13 +56,11 @@ static int transfer_bounced(struct ht_ring *ring, struct ht_dev *dev, enum ht_io
 
 static int transfer_any(struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
 {
-    struct ht_ring *ring;
-
     /* Checks the whole range: nothing is moved if only the tail would be refused. */
     if (((offset | len) & (ht_dev_lba(dev) - 1)) != 0 || len == 0 || offset > ht_dev_size(dev) ||
         len > ht_dev_size(dev) - offset)
         return -EINVAL;
-    ring = ht_ring_mine(NULL);
+    struct ht_ring *ring = ht_ring_mine(NULL);
     if (!ring)
         return -errno;
     if (((uintptr_t)buf & (ht_dev_lba(dev) - 1)) != 0)

@@ -84,11 +84,10 @@ static bool registers_files(struct io_uring *uring)
 static bool registers_memory(struct io_uring *uring)
 {
     void *page;
-    bool works;
 
     if (posix_memalign(&page, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
         return false;
-    works = io_uring_register_buffers(uring, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0;
+    bool works = io_uring_register_buffers(uring, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0;
     if (works)
         io_uring_unregister_buffers(uring);
     free(page);
@@ -123,14 +122,12 @@ static const char *registered_word(bool registered)
 /* NVMe commands are longer than an entry, and so are their results. */
 static bool passes_commands(enum ht_ring_mode mode)
 {
-    struct io_uring_probe *probe;
     struct io_uring uring;
-    bool works;
 
     if (io_uring_queue_init(PROBE_DEPTH, &uring, mode_flags[mode] | COMMAND_FLAGS) != 0)
         return false;
-    probe = io_uring_get_probe_ring(&uring);
-    works = probe && io_uring_opcode_supported(probe, IORING_OP_URING_CMD);
+    struct io_uring_probe *probe = io_uring_get_probe_ring(&uring);
+    bool works = probe && io_uring_opcode_supported(probe, IORING_OP_URING_CMD);
     io_uring_free_probe(probe);
     io_uring_queue_exit(&uring);
     return works;
@@ -258,16 +255,14 @@ bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *area
 {
     struct ht_uring_memory m;
     struct iovec *segments;
-    unsigned n;
-    bool works;
 
     if (count > HT_URING_AREAS_MAX || ht_fault(HT_FAULT_IO_REGISTER) != 0)
         return false;
     segments = calloc(PIECES_MAX, sizeof(*segments));
     if (!segments)
         return false;
-    n = cut(areas, count, segments, &m);
-    works = n > 0 && io_uring_register_buffers(uring, segments, n) == 0;
+    unsigned n = cut(areas, count, segments, &m);
+    bool works = n > 0 && io_uring_register_buffers(uring, segments, n) == 0;
     free(segments);
     if (works)
         *out_memory = m;

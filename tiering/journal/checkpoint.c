@@ -73,13 +73,12 @@ static int append_mark_locked(struct ht_journal *j, uint16_t type, uint64_t *out
 
 static int begin_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
-    struct ht_journal_start begin;
     struct ht_journal_start before = j->begin;
     bool again = j->checkpointing;
     uint64_t lsn;
 
     ht_journal_seal_locked(j);
-    begin = (struct ht_journal_start){.pos = j->tail_pos, .seq = j->next_seq};
+    struct ht_journal_start begin = (struct ht_journal_start){.pos = j->tail_pos, .seq = j->next_seq};
     j->begin = begin; /* appends check it */
     j->checkpointing = true;
     int rc = append_mark_locked(j, HT_REC_CHECKPOINT_BEGIN, &lsn);

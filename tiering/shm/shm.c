@@ -278,12 +278,11 @@ int ht_shm_complete(struct ht_obj *o)
 
 int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht_shm_visit_fn visit, void *ctx)
 {
-    struct ht_obj **objs;
     size_t n = 0;
     int first = 0;
 
     ht_store_lock(s);
-    objs = s->shm->count ? malloc(s->shm->count * sizeof(struct ht_obj *)) : NULL;
+    struct ht_obj **objs = s->shm->count ? malloc(s->shm->count * sizeof(struct ht_obj *)) : NULL;
     if (s->shm->count && !objs)
         first = -ENOMEM;
     if (objs)

@@ -477,12 +477,12 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
     struct device *d = &a->device[walk->device];
     uint64_t most = ht_max_u64(d->map.free_blocks / DISCARD_PART, DISCARD_BLOCKS), blocks = 0;
     struct ht_run run[RUNS_MAX];
-    unsigned n;
 
     walk->ended = d->offline || !d->map.groups;
     if (walk->ended)
         return 0;
-    n = ht_space_map_take_freed(&d->map, walk->all, &walk->from, (uint32_t)ht_min_u64(most, DISCARD_BLOCKS_MAX), run,
+    unsigned n =
+        ht_space_map_take_freed(&d->map, walk->all, &walk->from, (uint32_t)ht_min_u64(most, DISCARD_BLOCKS_MAX), run,
                                 (unsigned)ht_min_u64(n_max, RUNS_MAX));
     for (unsigned i = 0; i < n; i++) {
         out[i] = (struct ht_extent){run[i].block, run[i].blocks, walk->device};

@@ -157,10 +157,8 @@ bool ht_store_has_space(struct ht_store *s, uint64_t bytes)
 
 uint64_t ht_store_available(struct ht_store *s)
 {
-    uint64_t blocks;
-
     ht_store_lock(s);
-    blocks = ht_alloc_available(s->alloc);
+    uint64_t blocks = ht_alloc_available(s->alloc);
     ht_store_unlock(s);
     return blocks * HT_BLOCK_BYTES;
 }

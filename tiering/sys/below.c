@@ -87,14 +87,12 @@ static bool ask_device(dev_t number, struct loop *out)
     char name[NAME_MAX + 1], path[NAME_MAX + 8];
     struct loop_info64 info;
     struct stat st;
-    bool ok;
-    int fd;
 
     if (!kernel_name(number, name))
         return false;
     snprintf(path, sizeof(path), "/dev/%s", name);
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ok = fd >= 0 && fstat(fd, &st) == 0 && S_ISBLK(st.st_mode) && st.st_rdev == number &&
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool ok = fd >= 0 && fstat(fd, &st) == 0 && S_ISBLK(st.st_mode) && st.st_rdev == number &&
         ioctl(fd, LOOP_GET_STATUS64, &info) == 0;
     if (ok) {
         out->device = decode(info.lo_device);
@@ -179,11 +177,9 @@ static uint64_t add(uint64_t a, uint64_t b)
 
 static struct ht_below_thing *new_thing(struct ht_below *b, const struct ht_bytes *bytes)
 {
-    struct ht_below_thing *t;
-
     if (b->count == HT_BELOW_MAX)
         return NULL;
-    t = &b->thing[b->count++];
+    struct ht_below_thing *t = &b->thing[b->count++];
     t->bytes = *bytes;
     t->bottom = true;
     t->by_loop = false;
@@ -232,10 +228,9 @@ static int add_slaves(struct ht_below *b, const struct ht_bytes *up)
     char path[128], line[64];
     struct dirent *e;
     int rc = 0;
-    DIR *dir;
 
     snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/slaves", major(up->device), minor(up->device));
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     while (dir && rc == 0 && (e = readdir(dir))) {
         struct ht_bytes down = {.end = UINT64_MAX};
         char name[NAME_MAX + 16];
@@ -254,14 +249,13 @@ static int add_below(struct ht_below *b, unsigned at)
     unsigned before = b->count;
     char line[64];
     struct loop *l;
-    int rc;
 
     if (up.file)
         return 0;
     l = malloc(sizeof(*l));
     if (!l)
         return -ENOMEM;
-    rc = loop_of(up.device, l);
+    int rc = loop_of(up.device, l);
     if (rc > 0)
         rc = add_loop(b, &up, l);
     else if (rc == 0 && read_line(up.device, "partition", line, sizeof(line)))

@@ -31,14 +31,12 @@ typedef bool visit_fn(pid_t pid, struct ht_holder *h);
 bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
 {
     char path[32];
-    ssize_t n;
-    int fd;
 
     snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return false;
-    n = read(fd, command, HT_HOLDER_COMMAND_MAX - 1);
+    ssize_t n = read(fd, command, HT_HOLDER_COMMAND_MAX - 1);
     close(fd);
     while (n > 0 && command[n - 1] == '\0')
         n--;
@@ -106,10 +104,9 @@ static bool has_open(pid_t pid, dev_t rdev)
     char path[32];
     struct dirent *e;
     bool found = false;
-    DIR *dir;
 
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     while (dir && !found && (e = readdir(dir)))
         found = is_device(dirfd(dir), e->d_name, rdev);
     if (dir)
@@ -160,10 +157,9 @@ static int mount_of_process(pid_t pid, struct ht_mount_entry *m)
     char path[32], link[PATH_MAX];
     struct dirent *e;
     int rc = -ENOENT;
-    DIR *dir;
 
     snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     while (dir && rc != 0 && (e = readdir(dir))) {
         ssize_t n = readlinkat(dirfd(dir), e->d_name, link, sizeof(link) - 1);
         link[n > 0 ? n : 0] = '\0';

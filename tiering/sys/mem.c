@@ -52,11 +52,10 @@ void *ht_mem_map_aligned(size_t bytes, int protection)
 {
     size_t reserved = bytes + HT_HUGE_PAGE_BYTES;
     char *area = mmap(NULL, reserved, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    char *base;
 
     if (area == MAP_FAILED)
         return MAP_FAILED;
-    base = (char *)ht_round_up((uintptr_t)area, HT_HUGE_PAGE_BYTES);
+    char *base = (char *)ht_round_up((uintptr_t)area, HT_HUGE_PAGE_BYTES);
     if (base > area)
         munmap(area, (size_t)(base - area));
     munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
@@ -241,7 +240,6 @@ uint64_t ht_mem_lock_limit(void)
 static int prepare(struct ht_pinned *m)
 {
     size_t eager = ht_min_u64(m->bytes, EAGER_BYTES);
-    int rc;
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);
@@ -249,7 +247,7 @@ static int prepare(struct ht_pinned *m)
     for (unsigned i = 0; m->nodes && i < m->nodes->count; i++)
         ht_nodes_prefer(m->nodes, (int)i, (char *)m->base + ht_pinned_part_start(m, i), ht_pinned_part_bytes(m, i));
     m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
-    rc = ht_mem_populate(m->base, eager);
+    int rc = ht_mem_populate(m->base, eager);
     if (rc != 0)
         return rc;
     m->huge_bytes = count_huge(m->base, eager);

@@ -89,13 +89,12 @@ static bool has_open(struct search *s, const char *proc)
     char path[64];
     bool found = false;
     struct dirent *e;
-    DIR *dir;
 
     snprintf(path, sizeof(path), "%s/cwd", proc);
     if (is_of_it(AT_FDCWD, path, s))
         return true;
     snprintf(path, sizeof(path), "%s/fd", proc);
-    dir = opendir(path);
+    DIR *dir = opendir(path);
     while (dir && !found && (e = readdir(dir)))
         found = isdigit((unsigned char)e->d_name[0]) && is_of_it(dirfd(dir), e->d_name, s);
     if (dir)

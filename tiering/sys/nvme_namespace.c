@@ -17,14 +17,13 @@
 bool ht_nvme_namespace_is(const struct stat *st)
 {
     char link[64], class[PATH_MAX];
-    const char *slash;
 
     if (!S_ISCHR(st->st_mode))
         return false;
     snprintf(link, sizeof(link), "/sys/dev/char/%u:%u/subsystem", major(st->st_rdev), minor(st->st_rdev));
     if (!realpath(link, class))
         return false;
-    slash = strrchr(class, '/');
+    const char *slash = strrchr(class, '/');
     return slash && strcmp(slash + 1, CLASS) == 0;
 }
 

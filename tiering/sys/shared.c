@@ -26,12 +26,11 @@ static uint8_t *map_file(int fd, uint64_t bytes)
 static int map_more(struct ht_shared *m, uint64_t bytes)
 {
     uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HT_HUGE_PAGE_BYTES);
-    uint8_t *base;
 
     if (m->maps == HT_SHARED_MAPS_MAX)
         return -ENOMEM;
     want = ht_max_u64(want, 2 * before);
-    base = map_file(m->fd, want);
+    uint8_t *base = map_file(m->fd, want);
     if (!base)
         return -ENOMEM;
     madvise(base, want, MADV_DONTDUMP);
@@ -75,12 +74,10 @@ int ht_shared_resize(struct ht_shared *m, uint64_t bytes)
 
 int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes)
 {
-    int rc;
-
     *m = (struct ht_shared){.fd = memfd_create(name, MFD_CLOEXEC), .nodes = m->nodes, .numa_index = m->numa_index};
     if (m->fd < 0)
         return -errno;
-    rc = ht_shared_resize(m, bytes);
+    int rc = ht_shared_resize(m, bytes);
     if (rc)
         ht_shared_close(m);
     return rc;

@@ -11,12 +11,10 @@ void ht_endurance_set(struct ht_endurance *e, uint64_t budget_bytes)
 
 void ht_endurance_look(struct ht_endurance *e, uint64_t now_ns, uint64_t written_bytes)
 {
-    uint64_t hour;
-
     if (!e->begun)
         e->begun_ns = now_ns;
     e->begun = true;
-    hour = now_ns > e->begun_ns ? (now_ns - e->begun_ns) / HT_ENDURANCE_HOUR_NS : 0;
+    uint64_t hour = now_ns > e->begun_ns ? (now_ns - e->begun_ns) / HT_ENDURANCE_HOUR_NS : 0;
     if (hour >= e->hour + HT_ENDURANCE_HOURS)
         memset(e->hour_bytes, 0, sizeof(e->hour_bytes));
     else

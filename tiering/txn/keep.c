@@ -652,12 +652,11 @@ static int try_copy(struct ht_keep *w, uint64_t *out_lsn)
 int ht_scope_clone(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn)
 {
     struct ht_keep w = {.k = k};
-    int rc;
 
     k->s = s;
     k->scope = scope;
     k->bytes = 0;
-    rc = try_copy(&w, out_lsn);
+    int rc = try_copy(&w, out_lsn);
     for (unsigned tries = 1; rc == -EAGAIN; tries++)
         rc = tries < HT_KEEP_TRIES_MAX ? try_copy(&w, out_lsn) : -ENOSPC;
     k->error = rc;

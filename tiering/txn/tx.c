@@ -57,10 +57,9 @@ static int reserve_memory(struct ht_tx *tx, size_t bytes)
 int ht_tx_expect(struct ht_tx *tx, size_t bytes)
 {
     size_t again = space_again(tx->s, bytes);
-    int rc;
 
     assert(tx->records.len == 0);
-    rc = reserve_memory(tx, bytes + again);
+    int rc = reserve_memory(tx, bytes + again);
     if (rc && again) {
         again = 0;
         rc = reserve_memory(tx, bytes);
