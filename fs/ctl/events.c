@@ -20,9 +20,8 @@ void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
     path[0] = 0;
     ht_mutex_lock(ht_ctl_name_lock(c));
     if (id && c->attached && ht_optim_state_owner(c->optim, id, &param, &state) == 0) {
-        size_t len;
         ht_ns_path(c->ns, param, path, HT_EVENT_PATH_BYTES);
-        len = strlen(path);
+        size_t len = strlen(path);
         snprintf(path + len, HT_EVENT_PATH_BYTES - len, " (%s)", state);
     } else if (id && c->attached) {
         ht_ns_path(c->ns, id, path, HT_EVENT_PATH_BYTES);

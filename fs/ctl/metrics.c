@@ -388,10 +388,9 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     unsigned scopes = scopes_of(c, ino, &root), code;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
-        int rc;
         if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
             continue;
-        rc = gather(c, rows[i].scope, root, ino, is_of_sums(&rows[i]), &f);
+        int rc = gather(c, rows[i].scope, root, ino, is_of_sums(&rows[i]), &f);
         if (rc)
             return rc;
         *out = ht_metrics_value(&f, rows[i].offset);

@@ -273,16 +273,14 @@ static int mount_fuse(struct daemon *d)
 /* No client is left. Models first: content outside models becomes durable with the store. */
 static int make_durable(struct daemon *d)
 {
-    int models, rc;
-
     if (d->ctl) {
         ht_recalls_end(d->ctl);
         ht_digests_end(d->ctl);
     }
-    models = d->optim_started ? ht_optim_finish(d->optim) : 0;
+    int models = d->optim_started ? ht_optim_finish(d->optim) : 0;
     if (d->optim_started)
         ht_optim_stop(d->optim);
-    rc = d->store_mounted ? ht_store_unmount(d->store) : 0;
+    int rc = d->store_mounted ? ht_store_unmount(d->store) : 0;
     if (d->store_mounted && !d->options.store.read_only)
         ht_ticker_end(&d->claims);
     if (rc) {
@@ -375,12 +373,10 @@ static int begin(struct daemon *d)
 
 static int serve_mount(struct daemon *d)
 {
-    int rc, end;
-
     ht_process_protect();
     if (d->options.tune)
         ht_process_tune();
-    rc = begin(d);
+    int rc = begin(d);
     if (rc == 0) {
         const struct ht_dump_server server = {
             .source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
@@ -392,7 +388,7 @@ static int serve_mount(struct daemon *d)
             ht_error("%s: the connection to the kernel ended: %s", d->mountpoint, strerror(-rc));
     }
     ht_signals_end();
-    end = shut_down(d);
+    int end = shut_down(d);
     return rc ? rc : end;
 }
 

@@ -158,13 +158,12 @@ int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o)
 {
     struct ht_mount_entry *m;
     char held[HELD_BYTES];
-    int rc, fd;
 
     if (!ht_mount_flags_later(&o->flags))
         return 0;
     m = malloc(sizeof(*m));
-    rc = m ? ht_mount_at(mountpoint, m) : -ENOMEM;
-    fd = rc ? rc : hold_mount(m, held);
+    int rc = m ? ht_mount_at(mountpoint, m) : -ENOMEM;
+    int fd = rc ? rc : hold_mount(m, held);
     rc = fd < 0 ? fd : set_flags(m, held, &o->flags);
     if (fd >= 0)
         close(fd);

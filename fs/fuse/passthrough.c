@@ -256,12 +256,11 @@ void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
                                void (*drop)(struct ht_job *job))
 {
     uint64_t ino = e->ino;
-    bool last, keep;
 
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     e->opens--;
-    last = !e->opens && e->active && f->mounted;
-    keep = last && stays && f->passthrough.keeps_closed;
+    bool last = !e->opens && e->active && f->mounted;
+    bool keep = last && stays && f->passthrough.keeps_closed;
     if (keep)
         ht_passthrough_closed_add(f, e);
     ht_passthrough_file_free_if_unused(e);

@@ -279,11 +279,11 @@ static int closure_follow(struct alone *a, struct ht_ns_inode *i) HT_REQUIRES(HT
 
     /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names; rc == 0 && e; e = e->name_next) {
-        struct ht_ns_entry *twin;
         if (!ht_ns_current(e) || !ht_ns_pending(e->dir))
             continue;
         rc = closure_add(c, e->dir);
-        twin = e->state == HT_NS_NEW ? ht_ns_entry_find_gone(a->op->ns, e->dir, e->name, e->len) : NULL;
+        struct ht_ns_entry *twin =
+            e->state == HT_NS_NEW ? ht_ns_entry_find_gone(a->op->ns, e->dir, e->name, e->len) : NULL;
         if (rc == 0 && twin)
             rc = closure_add(c, twin->inode);
     }

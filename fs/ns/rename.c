@@ -75,7 +75,6 @@ static int write_back(struct ht_obj *obj, size_t *bytes)
 static int write_back_data(struct ht_ns *ns, struct renaming *r, size_t *bytes)
 {
     struct ht_obj *a = NULL, *b = NULL;
-    int rc, error;
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     if (find_names(ns, r) == 0 && r->to && (r->flags & RENAME_NOREPLACE) == 0) {
@@ -83,8 +82,8 @@ static int write_back_data(struct ht_ns *ns, struct renaming *r, size_t *bytes)
         b = (r->flags & RENAME_EXCHANGE) != 0 ? unpublished_content(ns, r->to->inode) : NULL;
     }
     ht_rwlock_unlock(ht_ns_lock(ns));
-    rc = write_back(a, bytes);
-    error = write_back(b, bytes);
+    int rc = write_back(a, bytes);
+    int error = write_back(b, bytes);
     return rc != 0 ? rc : error;
 }
 

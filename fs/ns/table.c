@@ -196,9 +196,8 @@ int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *
 {
     for (size_t b = 0; b < ns->inodes.count; b++)
         for (struct ht_ns_inode *i = *ht_bucket_at(&ns->inodes, b), *next; i; i = next) {
-            int rc;
             next = i->hash_next;
-            rc = fn(ctx, i);
+            int rc = fn(ctx, i);
             if (rc != 0)
                 return rc;
         }

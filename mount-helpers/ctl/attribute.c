@@ -51,13 +51,12 @@ static ssize_t get(const char *path, const char *name, char **out_text)
 {
     for (unsigned i = 0; i < TRIES; i++) {
         ssize_t n = getxattr(path, name, NULL, 0);
-        char *text;
         if (n < 0)
             return -errno;
         if (n > (ssize_t)HT_XATTR_VALUE_BYTES_MAX)
             return -E2BIG;
         n += n / 2 + 64; /* counters grow */
-        text = malloc((size_t)n + 1);
+        char *text = malloc((size_t)n + 1);
         if (!text)
             return -ENOMEM;
         n = getxattr(path, name, text, (size_t)n);

@@ -104,14 +104,13 @@ int ht_hidden_text(const char *point, const char *name, char **out_text)
 int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode)
 {
     char name[PATH_MAX];
-    int fd, rc;
 
     if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
         return -ENAMETOOLONG;
-    fd = mkostemp(name, O_CLOEXEC);
+    int fd = mkostemp(name, O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    rc = ht_write_all(fd, data, len);
+    int rc = ht_write_all(fd, data, len);
     if (rc == 0 && fchmod(fd, mode) != 0)
         rc = -errno;
     if (close(fd) != 0 && rc == 0)

@@ -183,19 +183,16 @@ static int commit(int fd, bool whole_mount)
 
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
 {
-    bool root, whole_mount;
-    int fd, rc;
-
     if (ht_cmd_check_mount(path) < 0)
         return HT_CMD_FAILED;
-    fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {
         ht_error("%s: %s", path,
                  errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
         return HT_CMD_FAILED;
     }
-    root = is_model_root(path);
-    whole_mount = is_mount_root(fd);
+    bool root = is_model_root(path);
+    bool whole_mount = is_mount_root(fd);
     bool steered = o->conditional || o->full;
     if (!root && (!whole_mount || steered)) {
         ht_error(whole_mount ? "%s is no model root: --if and --full are for the steps of one"
@@ -205,7 +202,7 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
         return HT_CMD_FAILED;
     }
     uint64_t began_ns = ht_now_ns();
-    rc = steered ? send_verb(path, o, "commit") : commit(fd, whole_mount);
+    int rc = steered ? send_verb(path, o, "commit") : commit(fd, whole_mount);
     close(fd);
     if (rc < 0 && steered)
         return HT_CMD_FAILED; /* reported already */

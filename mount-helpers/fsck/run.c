@@ -46,13 +46,11 @@ static int status_of(const struct ht_fsck *f)
 
 int ht_fsck_run(struct ht_fsck *f, const char *name)
 {
-    int rc, status;
-
     if (f->opt.json) {
         ht_json_object(&f->json, NULL);
         ht_json_array(&f->json, "problems");
     }
-    rc = f->failed ? -EIO : f->opt.mode != HT_FSCK_CHECK ? ht_claim_ask(f->devs, f->dev_count) : 0;
+    int rc = f->failed ? -EIO : f->opt.mode != HT_FSCK_CHECK ? ht_claim_ask(f->devs, f->dev_count) : 0;
     for (unsigned i = 0; rc == 0 && i < HT_ARRAY_SIZE(passes); i++)
         rc = run_pass(f, &passes[i]);
     /* -EUCLEAN: the damage that ends the check was reported as a problem */
@@ -67,7 +65,7 @@ int ht_fsck_run(struct ht_fsck *f, const char *name)
         ht_fsck_report_all(f, rc == 0 && !f->blocked);
         ht_json_end(&f->json);
     }
-    status = status_of(f);
+    int status = status_of(f);
     ht_fsck_summary(f, name, status);
     return status;
 }

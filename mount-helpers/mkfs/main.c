@@ -296,10 +296,9 @@ int main(int argc, char **argv)
     struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
     struct ht_super sb;
     unsigned count, held = 0;
-    int status, rc;
 
     ht_stdio_fds_open();
-    status = parse_options(argc, argv, &o);
+    int status = parse_options(argc, argv, &o);
     if (status >= 0)
         return status;
     if (o.add)
@@ -309,7 +308,7 @@ int main(int argc, char **argv)
         targets[count].path = argv[optind++];
     for (unsigned i = 0; i < o.capacity_count; i++)
         targets[count++].path = o.capacity[i];
-    rc = ht_mkfs_check_distinct(targets, count);
+    int rc = ht_mkfs_check_distinct(targets, count);
     while (rc == 0 && held < count)
         rc = ht_mkfs_open(&targets[held++], &o, NULL);
     if (rc == 0)

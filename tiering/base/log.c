@@ -75,17 +75,16 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
     int saved_errno = errno;
     char line[LINE_BYTES_MAX];
-    int head, body;
     va_list args;
 
     if ((int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
         return;
-    head = snprintf(line, sizeof(line) / 2, "%s: %s", program_invocation_short_name, words[level]);
+    int head = snprintf(line, sizeof(line) / 2, "%s: %s", program_invocation_short_name, words[level]);
     if (head < 0 || (size_t)head >= sizeof(line) / 2)
         head = 0;
     errno = saved_errno; /* for %m */
     va_start(args, fmt);
-    body = vsnprintf(line + head, sizeof(line) - 1 - (size_t)head, fmt, args);
+    int body = vsnprintf(line + head, sizeof(line) - 1 - (size_t)head, fmt, args);
     va_end(args);
     if (body < 0)
         body = 0;

@@ -89,15 +89,13 @@ static bool is_reserved(int fd)
 
 static int hold_thing(const struct ht_below_thing *t, struct ht_dev *dev)
 {
-    int fd, rc;
-
     if (t->path[0] == '\0' || dev->below_count == HT_ARRAY_SIZE(dev->below_fd)) {
         dev->local = false; /* a nonce on the device has to do (claim.h) */
         dev->reserved |= t->bytes.file;
         return 0;
     }
-    fd = open(t->path, (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
-    rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->rdonly, &t->bytes) : 0;
+    int fd = open(t->path, (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
+    int rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->rdonly, &t->bytes) : 0;
     dev->reserved |= t->bytes.file && is_reserved(fd);
     if (rc == 0 || rc == -EBUSY)
         dev->local &= fd >= 0 && t->bytes.file && ht_below_is_local(fd);

@@ -265,14 +265,12 @@ static bool log_copy_valid(const struct ht_super *sb, unsigned copy)
 
 static bool logs_valid(const struct ht_super *sb)
 {
-    struct range first, second;
-
     if (!ht_super_log_bytes_valid(sb->log_bytes) || !log_copy_valid(sb, 0) || !log_copy_valid(sb, 1))
         return false;
     if (sb->log_device[0] != sb->log_device[1])
         return true;
-    first = (struct range){sb->log_offset[0], sb->log_offset[0] + sb->log_bytes};
-    second = (struct range){sb->log_offset[1], sb->log_offset[1] + sb->log_bytes};
+    struct range first = (struct range){sb->log_offset[0], sb->log_offset[0] + sb->log_bytes};
+    struct range second = (struct range){sb->log_offset[1], sb->log_offset[1] + sb->log_bytes};
     return !ranges_overlap(first, second);
 }
 

@@ -156,14 +156,13 @@ static bool get_processors(int node, struct bitmask *out)
 bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
 {
     struct share share = share_of(nodes, place);
-    struct bitmask *wanted, *one, *allowed;
     bool there = false;
 
     if (nodes->count == 0 || numa_available() < 0)
         return false;
-    wanted = numa_allocate_cpumask();
-    one = numa_allocate_cpumask();
-    allowed = numa_allocate_cpumask();
+    struct bitmask *wanted = numa_allocate_cpumask();
+    struct bitmask *one = numa_allocate_cpumask();
+    struct bitmask *allowed = numa_allocate_cpumask();
     for (unsigned i = share.first; i < share.end; i++)
         if (get_processors(nodes->node[i], one))
             add_processors(wanted, one);
