@@ -68,10 +68,9 @@ static bool is_there(struct ht_ns *ns, const struct ht_ns_kept_step *x) HT_REQUI
 
 bool ht_ns_has_kept(struct ht_ns *ns, uint64_t root)
 {
-    ht_list_for_each(p, &ns->kept) {
+    ht_list_for_each(p, &ns->kept)
         if (ht_list_entry(p, struct ht_ns_kept_step, link)->about.root == root)
             return true;
-    }
     return false;
 }
 

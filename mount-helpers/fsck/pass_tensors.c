@@ -374,9 +374,8 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
         ht_progress_end(&r->progress);
         rc = r->error;
     }
-    if (rc < 0) {
+    if (rc < 0)
         ht_error("cannot read the tensors: %s", strerror(-rc));
-    }
     if (r) {
         for (unsigned i = 0; i < r->batches; i++)
             free(r->batch[i].buf);

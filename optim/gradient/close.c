@@ -39,10 +39,9 @@ static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_O
  */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates)
 {
-    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched)
         if (!p->gone)
             queue_frozen(p, updates);
-    }
 }
 
 /*

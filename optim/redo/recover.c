@@ -66,10 +66,9 @@ static void recover_root(struct ht_root *root)
 /* The next root to recover, with the reference that it got for that; NULL: there is none. */
 static struct ht_root *next_root(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all)
         if (root->redo.recovering)
             return root;
-    }
     return NULL;
 }
 

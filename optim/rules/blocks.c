@@ -104,10 +104,9 @@ int ht_muon_each_block(const struct ht_optim_config *config, int (*fn)(void *ctx
     int rc = 0;
 
     for (uint32_t k = 0; k < config->matrix.count; k++) {
-        for (uint32_t i = 0; i < split->count; i++) {
+        for (uint32_t i = 0; i < split->count; i++)
             for (uint32_t n = 0; !rc && n < split->of[i].times; n++, row += split->of[i].rows)
                 rc = fn(ctx, row * config->matrix.columns, split->of[i].rows);
-        }
     }
     return rc;
 }

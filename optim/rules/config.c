@@ -142,19 +142,17 @@ static const struct word *find_word(const struct ht_rule *rule, const char *othe
 {
     if (place_in(rule->words, name, len) < 0 && place_in(others, name, len) < 0)
         return NULL;
-    for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++)
         if (strlen(words[i].name) == len && !memcmp(words[i].name, name, len))
             return &words[i];
-    }
     return NULL;
 }
 
 static int refuse_word(const struct ht_rule *rule, const char *others, const char *text, size_t len, char *err)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(absent_words); i++) {
+    for (size_t i = 0; i < HT_ARRAY_SIZE(absent_words); i++)
         if (strlen(absent_words[i].name) == len && !memcmp(absent_words[i].name, text, len))
             return refuse(err, "%s %s", absent_words[i].name, absent_words[i].why);
-    }
     return refuse(err, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words, others);
 }
 

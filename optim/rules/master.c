@@ -38,10 +38,9 @@ static uint16_t free_code(const uint16_t *low, size_t n)
     bool used[2 * HT_MASTER_BLOCK] = {false};
     uint16_t code = 0;
 
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (low[i] < HT_ARRAY_SIZE(used))
             used[low[i]] = true;
-    }
     while (used[code])
         code++;
     return code;
@@ -60,10 +59,9 @@ static uint32_t settle_ties(const float *master, const uint16_t *p, size_t n, ui
     if (!uppers)
         return 0;
     uint16_t code = lowers ? free_code(low, n) : TIE;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (low[i] == TIE && is_upper(master[i], p[i]))
             low[i] = code;
-    }
     return HAS_UPPER | code;
 }
 

@@ -14,19 +14,17 @@ static const struct ht_rule *const rules[] = {HT_RULES(ROW)};
 
 const struct ht_rule *ht_rule_of(enum ht_rule_id id)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++)
         if (rules[i]->defaults.rule == id)
             return rules[i];
-    }
     return NULL;
 }
 
 const struct ht_rule *ht_rule_named(const char *name)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++)
         if (!strcasecmp(name, rules[i]->name))
             return rules[i];
-    }
     return NULL;
 }
 

@@ -215,14 +215,12 @@ int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim
     int rc = 0;
 
     lock(o);
-    ht_list_for_each_entry(r, &o->roots, const struct ht_root, all) {
+    ht_list_for_each_entry(r, &o->roots, const struct ht_root, all)
         if (r->exists && !rc)
             rc = fn(ctx, &(struct ht_optim_entry){.root = r->id});
-    }
-    ht_list_for_each_entry(p, &o->params, const struct ht_param, all) {
+    ht_list_for_each_entry(p, &o->params, const struct ht_param, all)
         if (p->cur.exists && !rc)
             rc = fn(ctx, &(struct ht_optim_entry){p->root->id, p->oid, p->cur.layout.count, p->cur.oid});
-    }
     unlock(o);
     return rc;
 }

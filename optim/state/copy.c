@@ -66,10 +66,9 @@ static int copy_root(struct ht_optim *o, const struct ht_root *from, struct ht_c
     }
     to->frozen = !k->clone;
     k->bytes += HT_OPT_ROOT_RECORD_BYTES;
-    ht_list_for_each_entry(p, &from->params, struct ht_param, of_root) {
+    ht_list_for_each_entry(p, &from->params, struct ht_param, of_root)
         if (!rc && !p->gone && p->cur.exists && ht_copy_of(k, p->oid))
             rc = copy_param(p, to, k);
-    }
     if (rc)
         drop_copy(o, k->to);
     return rc;

@@ -59,10 +59,9 @@ void ht_optim_dump(struct ht_optim *o, struct ht_dump *d)
     ht_dump_put(d, "model roots:\n");
     if (!ht_dump_lock(d, ht_optim_lock(o), "the optimizer"))
         return;
-    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all) {
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all)
         if (!is_idle(root) && shown++ < ROOTS_MAX)
             put_root(root, d);
-    }
     if (shown > ROOTS_MAX)
         ht_dump_put(d, "  and %u more\n", shown - ROOTS_MAX);
     if (!ht_list_empty(&o->invals))

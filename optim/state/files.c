@@ -70,10 +70,9 @@ static int find_word(struct ht_optim *o, const struct ht_param_desc *desc, const
 
     if (rc)
         return rc;
-    for (unsigned i = 0; i < file_count(layout); i++) {
+    for (unsigned i = 0; i < file_count(layout); i++)
         if (!strcmp(name, ht_state_word(layout->kind[i])))
             return (int)i;
-    }
     return !strcmp(name, "step") ? (int)file_count(layout) : -ENOENT;
 }
 

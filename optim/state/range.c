@@ -315,10 +315,9 @@ void ht_opt_ortho_clear(struct ht_param *p)
 
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
 {
-    for (uint64_t b = 0; b < p->blocks; b++) {
+    for (uint64_t b = 0; b < p->blocks; b++)
         for (unsigned i = 0; p->block[b] && i < block_ranges(p, b); i++)
             clear_range(&p->block[b][i], frozen_only);
-    }
     ht_opt_ortho_clear(p);
     p->has_grad = false;
     p->complete = p->failed = 0;
@@ -327,10 +326,9 @@ void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
 
 bool ht_opt_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
 {
-    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link) {
+    ht_list_for_each_entry(w, &p->inflight, const struct ht_inflight, link)
         if (w->begin < end && begin < w->end)
             return true;
-    }
     return false;
 }
 
@@ -372,10 +370,9 @@ void ht_opt_range_drop(struct ht_range *r)
     }
     if (r->consumed || !grad)
         return;
-    for (uint64_t c = begin / chunk; c * chunk < end; c++) {
+    for (uint64_t c = begin / chunk; c * chunk < end; c++)
         if (bytes_needed(p, c * chunk, (c + 1) * chunk))
             return;
-    }
     r->consumed = true;
     unlock(p->o);
     ht_obj_scratch_drop(grad, begin / chunk, ht_div_up(end, chunk) - begin / chunk);

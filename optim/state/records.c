@@ -255,10 +255,9 @@ static bool masters_fit(const struct ht_param_meta *meta)
     const struct ht_layout *l = &meta->layout;
     unsigned masters = ht_opt_master_kinds(l), others = l->count - masters;
 
-    for (unsigned i = 0; i < others; i++) {
+    for (unsigned i = 0; i < others; i++)
         if (l->kind[i] == HT_STATE_MASTER || l->kind[i] >= HT_STATE_MASTER_LOW)
             return false;
-    }
     return others <= HT_KERNEL_STATES_MAX && (masters > 0) == (ht_dtype_trained_bytes(meta->dtype) == 2) &&
         (masters < 2 || meta->dtype == HT_DTYPE_BF16);
 }

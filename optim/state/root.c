@@ -319,10 +319,9 @@ bool ht_opt_root_idle(const struct ht_root *r)
 {
     if (r->open || r->pending || r->running || r->step != r->pub_step)
         return false;
-    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
+    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
         if (p->has_grad || (p->cur.exists && (!p->pub.exists || p->cur.t != p->pub.t)))
             return false;
-    }
     return true;
 }
 

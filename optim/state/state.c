@@ -305,10 +305,9 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
 
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
 {
-    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
         if (p->state[i])
             ht_obj_delete(p->state[i], tx);
-    }
     memset(&p->cur, 0, sizeof(p->cur));
     ht_opt_totals_update(p);
     /* A running update works on them still. */
@@ -378,10 +377,9 @@ int ht_opt_state_settle(struct ht_param *p)
 
 static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root) {
+    ht_list_for_each_entry(p, &root->params, const struct ht_param, of_root)
         if (p->gone && p->cur.exists)
             return true;
-    }
     return false;
 }
 

@@ -41,10 +41,9 @@ static bool lacks(const struct ht_param *p, unsigned demand) HT_REQUIRES(HT_LOCK
 static struct ht_param *find_lacking(const struct ht_root *root, unsigned demand, bool orphans)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched)
         if (!p->gone && p->orphan == orphans && lacks(p, demand))
             return p;
-    }
     return NULL;
 }
 

@@ -277,10 +277,9 @@ static int reserve_all(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     int rc = 0;
 
-    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root)
         if (!rc && !p->gone && p->cur.exists)
             rc = ht_opt_state_settle(p);
-    }
     return rc;
 }
 

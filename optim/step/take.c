@@ -56,10 +56,9 @@ static struct ht_range *take_neglected(struct ht_optim *o) HT_REQUIRES(HT_LOCK_O
 {
     if (o->idle || o->stopping)
         return NULL;
-    ht_list_for_each_entry(root, &o->ready, struct ht_root, ready) {
+    ht_list_for_each_entry(root, &o->ready, struct ht_root, ready)
         if (!root->running)
             return take_of(root, HT_NUMA_INDEX_ANY);
-    }
     return NULL;
 }
 

@@ -140,10 +140,9 @@ static void discard_deferred(struct ht_store *s)
     ht_store_lock(s);
     struct ht_deferred_place at = ht_deferred_frees_begin(q);
     /* bounded: a mutant of tests */
-    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));) {
+    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
         for (unsigned k = 0; k < ht_ref_extents(ref) && n < EXTENTS; k++)
             e[n++] = ht_ref_extent(ref, k);
-    }
     ht_store_unlock(s);
     if (n && discard_extents(s, e, n))
         abort();

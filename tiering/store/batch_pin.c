@@ -409,9 +409,8 @@ int ht_batch_pin_wait(struct ht_batch_pin *l)
     for (unsigned i = 0; !rc && i < l->count; i++) {
         struct ht_batch_pin_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
-        if (p->filled && lc->mode != HT_BATCH_PIN_OVERWRITE) {
+        if (p->filled && lc->mode != HT_BATCH_PIN_OVERWRITE)
             ht_obj_count_hit(lc->obj);
-        }
         if (p->reading) {
             ht_obj_count_miss(lc->obj);
             ht_obj_count_read(lc->obj, &p->io.ref);

@@ -239,10 +239,9 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 static uint64_t seek_data(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* bounded: a busy chunk has content, or a thread holds it */
-    ht_chunk_for_each_busy_from(c, o, index) {
+    ht_chunk_for_each_busy_from(c, o, index)
         if (ht_chunk_has_content(c))
             return index;
-    }
     return UINT64_MAX;
 }
 
