@@ -110,14 +110,13 @@ static void check(const char *name)
 static void run(const char *name)
 {
     uint64_t bytes = 0, stored = 0;
-    double copy, encode, decode;
     char text[32] = "stays raw";
 
     for (unsigned i = 0; i < count; i++)
         bytes += chunks[i].bytes;
-    copy = measure(copy_all, bytes);
-    encode = measure(encode_all, bytes);
-    decode = measure(decode_all, bytes);
+    double copy = measure(copy_all, bytes);
+    double encode = measure(encode_all, bytes);
+    double decode = measure(decode_all, bytes);
     check(name);
     for (unsigned i = 0; i < count; i++)
         stored += chunks[i].stored;

@@ -348,10 +348,9 @@ static void bench_forms(const struct arrays *arrays, int runs, bool json)
         printf("\n  %-34s%8s  %-8s%9s%9s%9s%9s\n", "elements in ns, one thread", "bits", "codecs", "f32", "here",
                "of f32", "target");
     for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
-        for (unsigned k = 0; cases[i].states && k < count; k++) {
+        for (unsigned k = 0; cases[i].states && k < count; k++)
             for (unsigned f = 0; f < HT_ARRAY_SIZE(forms); f++)
                 bench_bits(arrays, i, forms[f], found[k], runs, json);
-        }
     }
 }
 

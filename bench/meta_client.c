@@ -356,12 +356,11 @@ int main(int argc, char **argv)
 {
     struct client c = {0};
     clockid_t daemon;
-    unsigned files;
 
     if (argc != 7)
         return 2;
     c.count = (unsigned)atoi(argv[2]);
-    files = (unsigned)atoi(argv[3]);
+    unsigned files = (unsigned)atoi(argv[3]);
     c.own = strcmp(argv[4], "own") == 0;
     c.mount = argv[5];
     if (c.count == 0 || c.count > CLIENTS_MAX || files < c.count)
@@ -374,11 +373,10 @@ int main(int argc, char **argv)
     c.shared = make_shared(c.count);
     signal(SIGCHLD, end_together);
     for (c.index = 0; c.index < c.count; c.index++) {
-        pid_t pid;
         c.first = files / c.count * c.index;
         c.end = c.first + files / c.count;
         open_folder(&c);
-        pid = fork();
+        pid_t pid = fork();
         check(pid, "fork");
         if (pid == 0)
             be_client(&c, daemon);

@@ -224,10 +224,9 @@ static void read_at_random(struct client *c)
 {
     uint64_t state = shuffle ? shuffle : 1;
     char path[4096];
-    int fd;
 
     snprintf(path, sizeof(path), "%s/t0", folder);
-    fd = open(path, O_RDONLY | (direct ? O_DIRECT : 0));
+    int fd = open(path, O_RDONLY | (direct ? O_DIRECT : 0));
     if (fd < 0)
         fail(path);
     for (uint64_t i = 0; i < ops; i++) {

@@ -116,7 +116,6 @@ int main(int argc, char **argv)
 {
     struct maker m = {0};
     struct ht_dev *dev;
-    uint64_t each;
 
     ht_stdio_fds_open();
     m.cold = argc > 1 && strcmp(argv[1], "--cold") == 0;
@@ -128,7 +127,7 @@ int main(int argc, char **argv)
     }
     m.stored = strtoull(argv[2], NULL, 0);
     m.chunk_blocks = m.stored / HT_BLOCK_BYTES;
-    each = strtoull(argv[3], NULL, 0);
+    uint64_t each = strtoull(argv[3], NULL, 0);
     m.chunks = each * (uint64_t)(argc - 4);
     open_store(&m, argv[1], &dev);
     for (int i = 4; i < argc; i++)

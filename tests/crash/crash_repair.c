@@ -24,12 +24,11 @@ static bool visit(void *ctx, enum state_kind kind)
 {
     struct cut *c = ctx;
     size_t errors, kept;
-    int status;
 
     c->states++;
     if (!u64_set_add(&c->images, walk_hash(&c->w)))
         return true;
-    status = fsck_scenario_fsck(HT_FSCK_YES, false);
+    int status = fsck_scenario_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN || status == HT_FSCK_CORRECTED, "%s, state %llu (%s): exit %d\n%s",
                   c->d->name, (unsigned long long)c->states, state_names[kind], status, fsck_scenario_text);
     status = fsck_scenario_fsck(HT_FSCK_YES, false);

@@ -65,10 +65,9 @@ static size_t line_len;
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
     va_list args;
-    int n;
 
     va_start(args, format);
-    n = vsnprintf(line + line_len, sizeof(line) - line_len, format, args);
+    int n = vsnprintf(line + line_len, sizeof(line) - line_len, format, args);
     va_end(args);
     line_len += (size_t)n;
     if (line_len >= sizeof(line))
@@ -649,12 +648,11 @@ static long call_getxattr(const struct call *c)
 {
     const char *name = attribute_name(c);
     size_t room = part(c, 27, 8) ? 4096 : part(c, 28, 30);
-    ssize_t n;
 
     say(" %.40s into %zu", name, room);
-    n = part(c, 26, 3) == 0   ? fgetxattr(fd_of(c, 0), name, data, room)
-        : part(c, 26, 3) == 1 ? lgetxattr(c->path[0], name, data, room)
-                              : getxattr(c->path[0], name, data, room);
+    ssize_t n = part(c, 26, 3) == 0 ? fgetxattr(fd_of(c, 0), name, data, room)
+        : part(c, 26, 3) == 1       ? lgetxattr(c->path[0], name, data, room)
+                                    : getxattr(c->path[0], name, data, room);
     return room ? say_data(n) : n;
 }
 
@@ -758,15 +756,14 @@ static long call_lock(const struct call *c)
 {
     static const short how[] = {F_RDLCK, F_WRLCK, F_UNLCK};
     struct flock l = {.l_type = how[part(c, 0, COUNT_OF(how))], .l_whence = SEEK_SET};
-    int rc, error;
 
     l.l_start = (off_t)part(c, 1, 10);
     l.l_len = (off_t)part(c, 2, 5);
     say(" type %d, %lld + %lld", l.l_type, (long long)l.l_start, (long long)l.l_len);
     if (part(c, 3, 3))
         return fcntl(fd_of(c, 0), F_OFD_SETLK, &l);
-    rc = fcntl(fd_of(c, 0), F_OFD_GETLK, &l);
-    error = errno;
+    int rc = fcntl(fd_of(c, 0), F_OFD_GETLK, &l);
+    int error = errno;
     if (rc == 0)
         say(" found type %d, %lld + %lld", l.l_type, (long long)l.l_start, (long long)l.l_len);
     errno = error;
@@ -940,9 +937,8 @@ static void watch(const struct call *c, struct watched w[WATCHED])
     char folder[sizeof(c->path[0])];
 
     for (int i = 0; i < 2; i++) {
-        char *slash;
         strcpy(folder, c->path[i]);
-        slash = strrchr(folder, '/');
+        char *slash = strrchr(folder, '/');
         if (slash)
             slash[1] = 0;
         else
@@ -1009,14 +1005,13 @@ static void say_values(int folder, const char *name)
 {
     char path[64 + NAME_MAX], list[8192];
     char *names[256];
-    ssize_t n;
     int count = 0;
 
     /* There is no ...at for attributes: go there. */
     if (fchdir(folder))
         die("fchdir");
     snprintf(path, sizeof(path), "./%s", name);
-    n = llistxattr(path, list, sizeof(list));
+    ssize_t n = llistxattr(path, list, sizeof(list));
     if (n < 0)
         say(" attributes %s", error_name(errno));
     for (ssize_t i = 0; i < n && count < 256; i += (ssize_t)strlen(list + i) + 1)
@@ -1159,8 +1154,6 @@ static void step(void)
     const struct kind *k = draw_kind();
     bool timed = times_every && once_in(times_every);
     static struct call c;
-    long rc;
-    int error;
 
     draw(&c, k->uses & FOLDER);
     say_call(k, &c, u);
@@ -1170,8 +1163,8 @@ static void step(void)
     }
     become(u);
     errno = 0;
-    rc = k->run(&c);
-    error = errno;
+    long rc = k->run(&c);
+    int error = errno;
     become(&users[0]);
     say_result(rc, error);
     if (rc >= 0)
@@ -1241,11 +1234,9 @@ static void on_alarm(int signal)
  */
 static char *next_line(struct side *s)
 {
-    ssize_t n;
-
     alarm(HANG_S);
     errno = 0;
-    n = getline(&s->line, &s->room, s->lines);
+    ssize_t n = getline(&s->line, &s->room, s->lines);
     if (n < 0 && errno == EINTR)
         fprintf(stderr, "differ: in %s a call does not return\n", s->folder);
     return n < 0 ? NULL : s->line;
@@ -1292,12 +1283,11 @@ static int compare_sides(struct side *sides)
 static bool offers(const char *folder, bool tmpfile, int mode)
 {
     char path[PATH_MAX];
-    bool yes;
-    int fd;
 
     snprintf(path, sizeof(path), "%s/offers", folder);
-    fd = tmpfile ? open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    yes = fd >= 0 && (tmpfile || fallocate(fd, mode, 0, 4096) == 0);
+    int fd =
+        tmpfile ? open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    bool yes = fd >= 0 && (tmpfile || fallocate(fd, mode, 0, 4096) == 0);
     if (fd >= 0)
         close(fd);
     if (!tmpfile)

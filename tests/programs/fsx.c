@@ -291,7 +291,6 @@ static void do_write(struct file *f)
     struct descriptor *d = any_descriptor(f);
     uint8_t *from = any_memory(d);
     uint64_t off, len;
-    ssize_t n;
 
     if (!any_range(f, d, size_max, &off, &len))
         return;
@@ -302,7 +301,7 @@ static void do_write(struct file *f)
     }
     note("%s write  0x%llx + 0x%llx, %s", name_of(f), (unsigned long long)off, (unsigned long long)len, kind_of(d));
     fill(from, off, len);
-    n = put(d, from, len, off);
+    ssize_t n = put(d, from, len, off);
     if (n != (ssize_t)len)
         fail("write returned %zd: %s", n, n < 0 ? strerror(errno) : "short");
     fill(f->copy + off, off, len);
@@ -313,10 +312,9 @@ static void read_and_compare(struct file *f, struct descriptor *d, uint64_t off,
 {
     uint64_t want = off >= f->size ? 0 : f->size - off < len ? f->size - off : len;
     uint8_t *to = any_memory(d);
-    ssize_t n;
 
     memset(to, 0xee, len);
-    n = take(d, to, len, off);
+    ssize_t n = take(d, to, len, off);
     if (n != (ssize_t)want)
         fail("read returned %zd instead of %llu: %s", n, (unsigned long long)want, n < 0 ? strerror(errno) : "");
     compare(f, d->direct ? "read directly" : "read", to, off, want);
@@ -642,10 +640,9 @@ static void find_offers(void)
 {
     char path[4096];
     off_t in = 0, out = PAGE;
-    int fd;
 
     snprintf(path, sizeof(path), "%s/fsx.%d.offers", folder, (int)getpid());
-    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0 || unlink(path))
         fail("%s: %s", path, strerror(errno));
     offers_allocate = offers(fd, 0);

@@ -109,10 +109,9 @@ __attribute__((format(printf, 1, 2))) static inline void report_line(const char 
 {
     char line[2048];
     va_list args;
-    int len;
 
     va_start(args, format);
-    len = vsnprintf(line, sizeof(line), format, args);
+    int len = vsnprintf(line, sizeof(line), format, args);
     va_end(args);
     if (write(STDOUT_FILENO, line, (size_t)len) != len)
         die("standard output");

@@ -92,7 +92,6 @@ static bool write_in_place(struct worker *w, uint64_t op, uint64_t slot)
     uint64_t from = 0, count = blocks_in(slot);
     bool sync = !rnd_once_in(&w->random, 3);
     char path[PATH_BYTES];
-    int fd;
 
     path_of(slot, "", path);
     if (access(path, F_OK) == 0) {
@@ -101,7 +100,7 @@ static bool write_in_place(struct worker *w, uint64_t op, uint64_t slot)
     }
     report_line("write %llu %llu %llu %llu\n", (unsigned long long)op, (unsigned long long)slot,
                 (unsigned long long)from, (unsigned long long)count);
-    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
         failed(path);
     write_blocks(w, fd, op, slot, from, count);
@@ -112,12 +111,11 @@ static bool write_in_place(struct worker *w, uint64_t op, uint64_t slot)
 static bool replace(struct worker *w, uint64_t op, uint64_t slot)
 {
     char path[PATH_BYTES], other[PATH_BYTES];
-    int fd;
 
     path_of(slot, "", path);
     path_of(slot, ".new", other);
     report_line("replace %llu %llu\n", (unsigned long long)op, (unsigned long long)slot);
-    fd = open(other, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int fd = open(other, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0)
         failed(other);
     write_blocks(w, fd, op, slot, 0, blocks_in(slot));
@@ -196,17 +194,15 @@ static void inspect(uint64_t slot)
 {
     char path[PATH_BYTES], line[LINE_BYTES];
     uint64_t block[WORDS], index = 0;
-    size_t len;
     ssize_t n;
-    int fd;
 
     path_of(slot, "", path);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         return;
     if (fd < 0)
         failed(path);
-    len = (size_t)snprintf(line, sizeof(line), "file %llu", (unsigned long long)slot);
+    size_t len = (size_t)snprintf(line, sizeof(line), "file %llu", (unsigned long long)slot);
     while ((n = read(fd, block, BLOCK)) == BLOCK && index < blocks_in(slot))
         len +=
             (size_t)snprintf(line + len, sizeof(line) - len, " %llu", (unsigned long long)op_of(block, slot, index++));

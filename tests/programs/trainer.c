@@ -44,10 +44,9 @@ __attribute__((noreturn)) static void failed(const char *what)
 static int open_at(const char *name, int flags)
 {
     char path[PATH_BYTES];
-    int fd;
 
     snprintf(path, sizeof(path), "%s/%s", folder, name);
-    fd = open(path, flags | O_CLOEXEC, 0644);
+    int fd = open(path, flags | O_CLOEXEC, 0644);
     if (fd < 0)
         failed(path);
     return fd;
@@ -181,10 +180,9 @@ static size_t list(const char *below, char names[NAMES_MAX][256])
     char path[PATH_BYTES];
     struct dirent *e;
     size_t n = 0;
-    DIR *d;
 
     snprintf(path, sizeof(path), "%s/%s", folder, below);
-    d = opendir(path);
+    DIR *d = opendir(path);
     if (!d)
         failed(path);
     while (errno = 0, (e = readdir(d)))

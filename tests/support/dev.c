@@ -77,18 +77,16 @@ bool dev_is_stalled(struct ht_dev *dev)
 static int pass_hook(struct dev *d, enum ht_io_op op)
 {
     struct dev_hook *hook = &d->hook[op];
-    bool fires;
-    int rc;
 
     if (!atomic_load_explicit(&d->armed, memory_order_relaxed))
         return 0;
     pthread_mutex_lock(&d->hook_lock);
-    fires = hook->left == 1;
+    bool fires = hook->left == 1;
     if (hook->left > 0 && !(fires && hook->repeat))
         hook->left--;
     if (fires && hook->stalls)
         d->stalled = true;
-    rc = fires ? hook->error : 0;
+    int rc = fires ? hook->error : 0;
     pthread_mutex_unlock(&d->hook_lock);
     return rc;
 }
@@ -174,10 +172,9 @@ static int perform(struct ht_observer *o, struct ht_io *io)
 {
     struct dev *d = (struct dev *)o;
     pthread_mutex_t *lock = d->cache ? &dev_cache_lock : &d->ram_lock;
-    bool off;
 
     pthread_mutex_lock(lock);
-    off = dev_cache_is_off(d);
+    bool off = dev_cache_is_off(d);
     if (!off)
         move(d, io);
     pthread_mutex_unlock(lock);

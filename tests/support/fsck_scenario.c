@@ -64,7 +64,6 @@ int fsck_scenario_fsck_with(const struct ht_fsck_options *opt)
 {
     static const cookie_io_functions_t io = {.write = listen};
     struct ht_fsck *f = calloc(1, sizeof(*f));
-    int status;
 
     fsck_scenario_text_len = 0;
     fsck_scenario_text[0] = '\0';
@@ -73,7 +72,7 @@ int fsck_scenario_fsck_with(const struct ht_fsck_options *opt)
     ht_json_init(&f->json, f->out);
     memcpy(f->devs, fsck_scenario.dev, sizeof(f->devs));
     f->dev_count = fsck_scenario.dev_count;
-    status = ht_fsck_run(f, "store");
+    int status = ht_fsck_run(f, "store");
     memcpy(fsck_scenario.dev, f->devs, sizeof(f->devs)); /* in the order of their numbers */
     f->dev_count = 0;                                    /* the devices are not its own */
     fclose(f->out);

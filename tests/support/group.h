@@ -18,14 +18,12 @@ struct group {
 static inline bool group_write(const char *dir, const char *name, const char *text)
 {
     char path[256];
-    FILE *f;
-    bool ok;
 
     snprintf(path, sizeof(path), "%s/%s", dir, name);
-    f = fopen(path, "we");
+    FILE *f = fopen(path, "we");
     if (!f)
         return false;
-    ok = fputs(text, f) >= 0;
+    bool ok = fputs(text, f) >= 0;
     return fclose(f) == 0 && ok;
 }
 

@@ -171,10 +171,8 @@ void recorder_put_discard(struct dev *d, const struct ht_io *io)
 
 void recorder_put_write(struct dev *d, const struct ht_io *io, uint32_t bytes)
 {
-    struct recorder *r;
-
     pthread_mutex_lock(&d->record_lock);
-    r = d->recorder;
+    struct recorder *r = d->recorder;
     if (r && bytes > 0) {
         pthread_mutex_lock(&r->lock);
         uint64_t at = address_of(r, d->dev, io->offset);
@@ -247,10 +245,8 @@ static void put_flush_locked(struct recorder *r, const struct ht_io *io)
 
 void recorder_put_flush(struct dev *d, const struct ht_io *io)
 {
-    struct recorder *r;
-
     pthread_mutex_lock(&d->record_lock);
-    r = d->recorder;
+    struct recorder *r = d->recorder;
     if (r) {
         pthread_mutex_lock(&r->lock);
         put_flush_locked(r, io);
@@ -327,13 +323,12 @@ int recorder_join(struct ht_dev *dev, struct ht_dev *recorded)
 int recorder_mark(struct ht_dev *dev, const char *text)
 {
     struct dev *d = dev_of(dev);
-    struct recorder *r;
     int rc = -ENOENT;
 
     if (strlen(text) > TEXT_BYTES_MAX)
         return -EINVAL;
     pthread_mutex_lock(&d->record_lock);
-    r = d->recorder;
+    struct recorder *r = d->recorder;
     if (r) {
         pthread_mutex_lock(&r->lock);
         append(r, 0, NULL, 0, FLAG_MARK, text);
@@ -346,11 +341,8 @@ int recorder_mark(struct ht_dev *dev, const char *text)
 
 static int stop(struct dev *d)
 {
-    struct recorder *r;
-    int rc;
-
     pthread_mutex_lock(&d->record_lock);
-    r = d->recorder;
+    struct recorder *r = d->recorder;
     pthread_mutex_unlock(&d->record_lock);
     if (!r)
         return -ENOENT;
@@ -362,7 +354,7 @@ static int stop(struct dev *d)
         pthread_mutex_unlock(&member->record_lock);
     }
     write_super(r);
-    rc = r->err;
+    int rc = r->err;
     if (close(r->fd) != 0 && rc == 0)
         rc = -errno;
     free_recorder(r);

@@ -208,12 +208,10 @@ static void holes(struct crash_scenario *s)
 /* Devices forget what became free: before the log has named its end, then, and when some is in use again. */
 static void discarded(struct crash_scenario *s)
 {
-    uint64_t bytes;
-
     scenario_unlink(s, "a");
     (void)scenario_discard(s);
     scenario_fsync(s, "");
-    bytes = scenario_discard(s);
+    uint64_t bytes = scenario_discard(s);
     scenario_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
     bytes += scenario_discard(s);
     scenario_fsync(s, "b");

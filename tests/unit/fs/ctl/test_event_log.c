@@ -241,7 +241,6 @@ static void *read_along(void *arg)
 TEST(many_threads_write_while_others_read)
 {
     pthread_t writer[WRITERS], namer, reader;
-    struct ht_event_metrics f;
     struct ht_event_entry e;
 
     writing = WRITERS;
@@ -254,7 +253,7 @@ TEST(many_threads_write_while_others_read)
     pthread_join(reader, NULL);
     ht_event_log_stop(log_);
     pthread_join(namer, NULL);
-    f = figures();
+    struct ht_event_metrics f = figures();
     ck_assert_uint_eq(f.count[HT_EVENT_NO_SPACE] + f.count[HT_EVENT_REFUSED], (uint64_t)WRITERS * PUTS);
     ck_assert(ht_event_log_next(log_, f.overwritten, &e));
     ck_assert(!ht_event_log_unnamed(log_, &e)); /* the event that was counted last was named, too */

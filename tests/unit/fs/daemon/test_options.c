@@ -159,13 +159,12 @@ static const char *fixed(const struct ht_options *o)
 static const char *changed(const char *running, const char *asked)
 {
     static struct ht_options daemon, now, next;
-    const char *word;
 
     ck_assert_int_eq(parse(running, &daemon), 0);
     ck_assert_int_eq(ht_options_parse_fixed(fixed(&daemon), &now), 0);
     ck_assert_int_eq(parse(asked, &next), 0);
     ck_assert(next.remount);
-    word = ht_options_changed(&now, &next);
+    const char *word = ht_options_changed(&now, &next);
     ht_options_free(&daemon);
     ht_options_free(&now);
     ht_options_free(&next);

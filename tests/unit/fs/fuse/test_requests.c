@@ -127,11 +127,9 @@ static void wait_until_in_use(size_t bytes_max)
 
 TEST(a_worker_that_left_keeps_no_buffer)
 {
-    size_t before;
-
     begin(1, &ops);
     ck_assert_int_eq(agree(), 0);
-    before = bytes_in_use();
+    size_t before = bytes_in_use();
     hold(HELD);
     release(HELD);
     wait_until_in_use(before + HT_FUSE_IO_BYTES / 2);

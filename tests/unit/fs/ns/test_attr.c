@@ -182,12 +182,11 @@ TEST(touched_times_are_published_by_fsync_commit_and_unmount)
 TEST(times_touched_after_the_reservation_wait_for_the_next_commit)
 {
     struct stat zero = {0};
-    uint64_t first, second;
     struct ht_tx *tx;
 
     fixture_new(&w);
-    first = make_file(&w, ROOT, "first");
-    second = make_file(&w, ROOT, "second");
+    uint64_t first = make_file(&w, ROOT, "first");
+    uint64_t second = make_file(&w, ROOT, "second");
     set(first, HT_SET_MTIME, zero);
     set(second, HT_SET_MTIME, zero);
     OK(ht_store_commit(w.s));

@@ -217,7 +217,6 @@ TEST(no_change_of_a_file_of_many_chunks_holds_the_lock_of_names_for_long)
 TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
 {
     pthread_t reader, writer;
-    uint64_t kept, copy;
 
     setup();
     begin();
@@ -226,11 +225,11 @@ TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
     OK(pthread_create(&reader, NULL, look_up, NULL));
     OK(pthread_create(&writer, NULL, touch, NULL));
     begin();
-    kept = keep(1);
+    uint64_t kept = keep(1);
     expect_slices("first commit, kept");
     ck_assert(ht_ns_is_frozen(w.ns, kept));
     begin();
-    copy = make_clone(kept, "copy");
+    uint64_t copy = make_clone(kept, "copy");
     expect_slices("clone");
     expect_step(copy);
     change_files();

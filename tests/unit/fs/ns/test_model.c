@@ -225,14 +225,11 @@ static int pick_file(void)
 /* First the file, then its name. */
 static int make_unnamed(uint64_t parent, const char *name, struct ht_cred cred, struct stat *out_st)
 {
-    uint64_t ino;
-    int rc;
-
     OK(ht_ns_tmpfile(w.ns, parent, 0644, cred, out_st));
-    ino = out_st->st_ino;
+    uint64_t ino = out_st->st_ino;
     if (dice(2) == 0)
         OK(ht_ns_fsync(w.ns, ino));
-    rc = ht_ns_link(w.ns, ino, parent, name, out_st);
+    int rc = ht_ns_link(w.ns, ino, parent, name, out_st);
     ht_ns_forget(w.ns, ino, 1);
     return rc;
 }

@@ -9,10 +9,8 @@ static const struct ht_cred cred = {1000, 1001, 0};
 
 TEST(a_new_store_has_a_root_directory)
 {
-    struct stat st;
-
     fixture_new(&w);
-    st = attributes(&w, ROOT);
+    struct stat st = attributes(&w, ROOT);
     ck_assert(S_ISDIR(st.st_mode));
     ck_assert_uint_eq(st.st_uid, 100);
     ck_assert_uint_eq(st.st_gid, 200);
@@ -106,11 +104,10 @@ TEST(umask_counts_where_there_is_no_default_list)
 TEST(hard_links_share_the_inode)
 {
     struct stat st;
-    uint64_t file, dir;
 
     fixture_new(&w);
-    file = make_file(&w, ROOT, "a");
-    dir = make_dir(&w, ROOT, "dir");
+    uint64_t file = make_file(&w, ROOT, "a");
+    uint64_t dir = make_dir(&w, ROOT, "dir");
     write_text(&w, file, "content");
     OK(ht_ns_link(w.ns, file, dir, "b", &st));
     ck_assert_uint_eq(st.st_nlink, 2);
@@ -126,11 +123,10 @@ TEST(hard_links_share_the_inode)
 TEST(links_have_a_limit)
 {
     struct stat st;
-    uint64_t file;
     char name[32];
 
     fixture_new_log(&w, 128 * MIB, 32 * MIB);
-    file = make_file(&w, ROOT, "0");
+    uint64_t file = make_file(&w, ROOT, "0");
     for (unsigned n = 1; n < HT_LINKS_MAX; n++) {
         snprintf(name, sizeof(name), "%u", n);
         OK(ht_ns_link(w.ns, file, ROOT, name, &st));
@@ -293,12 +289,11 @@ TEST(a_read_only_store_refuses_changes)
 TEST(paths_are_told)
 {
     char buf[64];
-    uint64_t a, b, file;
 
     fixture_new(&w);
-    a = make_dir(&w, ROOT, "a");
-    b = make_dir(&w, a, "bb");
-    file = make_file(&w, b, "ccc");
+    uint64_t a = make_dir(&w, ROOT, "a");
+    uint64_t b = make_dir(&w, a, "bb");
+    uint64_t file = make_file(&w, b, "ccc");
     ht_ns_path(w.ns, file, buf, sizeof(buf));
     ck_assert_str_eq(buf, "a/bb/ccc");
     ht_ns_path(w.ns, file, buf, 8);
@@ -359,11 +354,10 @@ TEST(a_file_without_a_name_goes_with_its_last_user)
 {
     struct stat st;
     struct ht_obj *obj;
-    uint64_t ino;
 
     fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
-    ino = st.st_ino;
+    uint64_t ino = st.st_ino;
     OK(ht_ns_open(w.ns, ino, &obj));
     ht_ns_forget(w.ns, ino, 1);
     OK(ht_ns_getattr(w.ns, ino, &st));
@@ -378,11 +372,10 @@ TEST(a_file_without_a_name_goes_with_its_last_user)
 TEST(a_file_that_lost_its_names_gets_no_other)
 {
     struct stat st;
-    uint64_t ino;
 
     fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
-    ino = st.st_ino;
+    uint64_t ino = st.st_ino;
     OK(ht_ns_link(w.ns, ino, ROOT, "first", &st));
     OK(ht_ns_unlink(w.ns, ROOT, "first"));
     FAILS(ht_ns_link(w.ns, ino, ROOT, "second", &st), ENOENT);
@@ -391,18 +384,17 @@ TEST(a_file_that_lost_its_names_gets_no_other)
 TEST(a_file_without_a_name_below_a_root)
 {
     struct stat st;
-    uint64_t root, kept, dropped;
 
     fixture_new(&w);
-    root = make_dir(&w, ROOT, "root");
+    uint64_t root = make_dir(&w, ROOT, "root");
     make_root(&w, root);
     OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
-    kept = st.st_ino;
+    uint64_t kept = st.st_ino;
     FAILS(ht_ns_link(w.ns, kept, ROOT, "outside", &st), EXDEV);
     write_text(&w, kept, "kept");
     OK(ht_ns_fsync(w.ns, kept));
     OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
-    dropped = st.st_ino;
+    uint64_t dropped = st.st_ino;
     OK(ht_ns_link(w.ns, dropped, root, "dropped", &st));
     abort_root(&w, root);
     FAILS(ht_ns_getattr(w.ns, dropped, &st), ESTALE);

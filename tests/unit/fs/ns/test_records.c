@@ -71,11 +71,10 @@ static int decode_copy(uint16_t type, const uint8_t *p, uint32_t len)
 {
     uint8_t *copy = malloc(len > 0 ? len : 1);
     struct ht_ns_record r = {.type = 0};
-    int rc;
 
     if (len > 0)
         memcpy(copy, p, len);
-    rc = ht_ns_record_decode(type, copy, len, &r);
+    int rc = ht_ns_record_decode(type, copy, len, &r);
     ck_assert(rc == 0 || rc == -EUCLEAN);
     if (rc == 0 && r.name)
         ck_assert_uint_le(r.name_len, 255);
@@ -103,10 +102,9 @@ static void refuse_inode(struct ht_ns_record r)
 {
     struct ht_buf b = HT_BUF_INIT;
     uint32_t len;
-    const uint8_t *p;
 
     r.type = HT_REC_NS_INODE;
-    p = encode(&b, &r, &len);
+    const uint8_t *p = encode(&b, &r, &len);
     FAILS(decode_copy(r.type, p, len), EUCLEAN);
     ht_buf_free(&b);
 }
@@ -352,14 +350,13 @@ TEST(random_logs_mount_or_are_refused)
         char names[RECORDS_MAX][2];
         struct ht_ns_record r[RECORDS_MAX];
         size_t count = 1 + random_next(&rnd) % RECORDS_MAX;
-        int rc;
         for (size_t n = 0; n < count; n++)
             r[n] = random_record(names[n]);
         fixture_new(&w);
         OK(ht_ns_fsync(w.ns, ROOT));
         fixture_kill(&w);
         put(r, count);
-        rc = fixture_try_mount(&w);
+        int rc = fixture_try_mount(&w);
         ck_assert(rc == 0 || rc == -EUCLEAN);
         if (rc == 0) {
             mounted++;

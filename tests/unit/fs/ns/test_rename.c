@@ -12,13 +12,11 @@ static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name
 
 TEST(a_name_moves)
 {
-    uint64_t a, b, file, dir;
-
     fixture_new(&w);
-    a = make_dir(&w, ROOT, "a");
-    b = make_dir(&w, ROOT, "b");
-    file = make_file(&w, a, "file");
-    dir = make_dir(&w, a, "dir");
+    uint64_t a = make_dir(&w, ROOT, "a");
+    uint64_t b = make_dir(&w, ROOT, "b");
+    uint64_t file = make_file(&w, a, "file");
+    uint64_t dir = make_dir(&w, a, "dir");
     OK(mv(a, "file", b, "moved", 0));
     OK(mv(a, "dir", b, "dir", 0));
     ck_assert_uint_eq(peek(&w, a, "file"), 0);
@@ -33,11 +31,9 @@ TEST(a_name_moves)
 
 TEST(files_and_directories_are_told_apart)
 {
-    uint64_t full, empty;
-
     fixture_new(&w);
-    full = make_dir(&w, ROOT, "full");
-    empty = make_dir(&w, ROOT, "empty");
+    uint64_t full = make_dir(&w, ROOT, "full");
+    uint64_t empty = make_dir(&w, ROOT, "empty");
     make_file(&w, full, "x");
     make_file(&w, ROOT, "file");
     FAILS(mv(ROOT, "none", ROOT, "file", 0), ENOENT);
@@ -57,12 +53,10 @@ TEST(files_and_directories_are_told_apart)
 
 TEST(a_directory_does_not_go_below_itself)
 {
-    uint64_t a, b, c;
-
     fixture_new(&w);
-    a = make_dir(&w, ROOT, "a");
-    b = make_dir(&w, a, "b");
-    c = make_dir(&w, b, "c");
+    uint64_t a = make_dir(&w, ROOT, "a");
+    uint64_t b = make_dir(&w, a, "b");
+    uint64_t c = make_dir(&w, b, "c");
     FAILS(mv(ROOT, "a", c, "x", 0), EINVAL);
     FAILS(mv(ROOT, "a", a, "x", 0), EINVAL);
     FAILS(mv(ROOT, "a", b, "c", RENAME_EXCHANGE), EINVAL);
@@ -74,13 +68,12 @@ TEST(a_directory_does_not_go_below_itself)
 
 TEST(noreplace_and_exchange)
 {
-    uint64_t a, b, dir;
     struct stat st;
 
     fixture_new(&w);
-    a = make_file(&w, ROOT, "a");
-    b = make_dir(&w, ROOT, "b");
-    dir = make_dir(&w, ROOT, "dir");
+    uint64_t a = make_file(&w, ROOT, "a");
+    uint64_t b = make_dir(&w, ROOT, "b");
+    uint64_t dir = make_dir(&w, ROOT, "dir");
     FAILS(mv(ROOT, "a", ROOT, "b", RENAME_NOREPLACE), EEXIST);
     OK(ht_ns_link(w.ns, a, ROOT, "a2", &st));
     FAILS(mv(ROOT, "a", ROOT, "a2", RENAME_NOREPLACE), EEXIST);
@@ -123,12 +116,10 @@ static void expect_whiteout(uint64_t parent, const char *name)
 
 TEST(a_whiteout_stays_under_the_old_name)
 {
-    uint64_t file, dir, other;
-
     fixture_new(&w);
-    other = make_dir(&w, ROOT, "other");
-    file = make_file(&w, ROOT, "file");
-    dir = make_dir(&w, ROOT, "dir");
+    uint64_t other = make_dir(&w, ROOT, "other");
+    uint64_t file = make_file(&w, ROOT, "file");
+    uint64_t dir = make_dir(&w, ROOT, "dir");
     make_file(&w, other, "taken");
     FAILS(mv_whiteout(ROOT, "file", other, "x", RENAME_EXCHANGE), EINVAL);
     FAILS(mv_whiteout(ROOT, "file", other, "taken", RENAME_NOREPLACE), EEXIST);
@@ -152,11 +143,9 @@ TEST(a_whiteout_stays_under_the_old_name)
 
 TEST(a_whiteout_below_a_root_comes_with_the_commit)
 {
-    uint64_t root, file;
-
     fixture_new(&w);
-    root = make_dir(&w, ROOT, "root");
-    file = make_file(&w, root, "file");
+    uint64_t root = make_dir(&w, ROOT, "root");
+    uint64_t file = make_file(&w, root, "file");
     make_root(&w, root);
     for (int round = 0; round < 2; round++) {
         OK(mv_whiteout(root, "file", root, "moved", 0));
@@ -173,12 +162,11 @@ TEST(a_whiteout_below_a_root_comes_with_the_commit)
 
 TEST(the_replaced_file_goes_when_nobody_has_it_open)
 {
-    uint64_t old, new;
     struct ht_obj *obj;
 
     fixture_new(&w);
-    old = make_file(&w, ROOT, "target");
-    new = make_file(&w, ROOT, "tmp");
+    uint64_t old = make_file(&w, ROOT, "target");
+    uint64_t new = make_file(&w, ROOT, "tmp");
     OK(ht_ns_open(w.ns, old, &obj));
     ht_ns_forget(w.ns, old, 1);
     OK(mv(ROOT, "tmp", ROOT, "target", 0));
@@ -190,10 +178,8 @@ TEST(the_replaced_file_goes_when_nobody_has_it_open)
 
 TEST(a_replacing_file_brings_its_data)
 {
-    uint64_t file;
-
     fixture_new(&w);
-    file = make_file(&w, ROOT, "target");
+    uint64_t file = make_file(&w, ROOT, "target");
     write_text(&w, file, "old");
     OK(ht_ns_fsync(w.ns, file));
     file = make_file(&w, ROOT, "tmp");
@@ -206,11 +192,9 @@ TEST(a_replacing_file_brings_its_data)
 
 TEST(exchanged_files_bring_their_data)
 {
-    uint64_t a, b;
-
     fixture_new(&w);
-    a = make_file(&w, ROOT, "a");
-    b = make_file(&w, ROOT, "b");
+    uint64_t a = make_file(&w, ROOT, "a");
+    uint64_t b = make_file(&w, ROOT, "b");
     write_text(&w, a, "of a");
     write_text(&w, b, "of b");
     OK(mv(ROOT, "a", ROOT, "b", RENAME_EXCHANGE));
@@ -245,13 +229,12 @@ TEST(times_follow_a_rename)
 
 TEST(names_stay_within_their_model_root)
 {
-    uint64_t root, other, file;
     struct stat st;
 
     fixture_new(&w);
-    root = make_dir(&w, ROOT, "root");
-    other = make_dir(&w, ROOT, "other");
-    file = make_file(&w, root, "file");
+    uint64_t root = make_dir(&w, ROOT, "root");
+    uint64_t other = make_dir(&w, ROOT, "other");
+    uint64_t file = make_file(&w, root, "file");
     make_file(&w, other, "file");
     make_dir(&w, other, "dir");
     make_root(&w, root);

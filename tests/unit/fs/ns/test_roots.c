@@ -40,14 +40,13 @@ static void expect_old_tree(void)
 static void change_everything(void)
 {
     struct stat st, mode = {.st_mode = 0600};
-    uint64_t n, file;
 
     write_text(&w, f, "new");
     set_text(&w, f, "user.a", "new");
     set_text(&w, f, "user.b", "b");
     OK(ht_ns_setattr(w.ns, f, HT_SET_MODE, &mode, &st));
-    n = make_dir(&w, root, "n");
-    file = make_file(&w, n, "file");
+    uint64_t n = make_dir(&w, root, "n");
+    uint64_t file = make_file(&w, n, "file");
     write_text(&w, file, "made");
     OK(ht_ns_symlink(w.ns, n, "link", "target", cred, &st));
     OK(ht_ns_rename(w.ns, root, "d", n, "moved", 0));
@@ -119,15 +118,14 @@ TEST(a_directory_becomes_a_root_and_stays_one)
 TEST(roots_do_not_nest_and_links_do_not_leave)
 {
     struct stat st;
-    uint64_t out, in;
 
     new_tree();
     FAILS(ht_ns_root_make(w.ns, d, "adamw", NULL, NULL, NULL), EINVAL);
     FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL), EINVAL);
     FAILS(ht_ns_root_make(w.ns, ROOT, "adamw", NULL, NULL, NULL), EINVAL);
     FAILS(ht_ns_root_make(w.ns, f, "adamw", NULL, NULL, NULL), ENOTDIR);
-    out = make_dir(&w, ROOT, "out");
-    in = make_file(&w, out, "in");
+    uint64_t out = make_dir(&w, ROOT, "out");
+    uint64_t in = make_file(&w, out, "in");
     OK(ht_ns_link(w.ns, in, out, "second", &st));
     OK(ht_ns_link(w.ns, in, ROOT, "outside", &st));
     FAILS(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL), EBUSY);
@@ -140,12 +138,11 @@ TEST(a_root_takes_in_only_what_is_its_makers)
 {
     struct ht_ns_claimant by = {.uid = 1000};
     struct stat st, chown = {.st_uid = 7, .st_gid = 7};
-    uint64_t mine, theirs, deep;
 
     fixture_new(&w);
-    mine = make_dir(&w, ROOT, "mine");
-    theirs = make_dir(&w, mine, "theirs");
-    deep = make_file(&w, theirs, "deep");
+    uint64_t mine = make_dir(&w, ROOT, "mine");
+    uint64_t theirs = make_dir(&w, mine, "theirs");
+    uint64_t deep = make_file(&w, theirs, "deep");
     OK(ht_ns_setattr(w.ns, theirs, HT_SET_UID, &chown, &st));
     OK(ht_ns_setattr(w.ns, deep, HT_SET_UID, &chown, &st));
     by.uid = attributes(&w, mine).st_uid;
@@ -215,7 +212,6 @@ static void write_at_the_end(void *ctx, uint64_t scope, enum ht_scope_end how, s
 TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
 {
     struct ht_obj_stat st;
-    struct ht_obj *obj;
     uint64_t calls = 0;
     const struct ht_meta_client writer = {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, .ctx = &calls, .ended = write_at_the_end};
 
@@ -225,7 +221,7 @@ TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
     OK(ht_ns_root_unmake(w.ns, root));
     ck_assert_uint_eq(calls, 1);
     fixture_check(&w);
-    obj = ht_obj_get(w.s, f);
+    struct ht_obj *obj = ht_obj_get(w.s, f);
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.scope, 0);
     ht_obj_put(obj);
@@ -241,11 +237,10 @@ TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
 TEST(content_that_is_dirty_may_leave_a_scope)
 {
     struct ht_obj_stat st;
-    struct ht_obj *obj;
     struct ht_tx *tx;
 
     new_tree();
-    obj = ht_obj_get(w.s, f);
+    struct ht_obj *obj = ht_obj_get(w.s, f);
     write_text(&w, f, "dirty");
     OK(ht_tx_begin(w.s, 4096, &tx));
     FAILS(ht_obj_set_scope(obj, ROOT, tx), EBUSY);
@@ -264,7 +259,6 @@ TEST(a_root_becomes_a_directory_again)
 {
     struct ht_ns_tensor t;
     struct ht_obj_stat st;
-    struct ht_obj *obj;
 
     new_tree();
     change_everything();
@@ -275,7 +269,7 @@ TEST(a_root_becomes_a_directory_again)
     ck_assert(!t.is_root);
     FAILS(ht_ns_getxattr(w.ns, root, "user.hitrain.optimizer", NULL, 0), ENODATA);
     expect_new_tree();
-    obj = ht_obj_get(w.s, f);
+    struct ht_obj *obj = ht_obj_get(w.s, f);
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.scope, 0);
     ht_obj_put(obj);
@@ -492,14 +486,12 @@ TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
 
 TEST(fsync_publishes_one_file_with_its_path)
 {
-    uint64_t a, b, file, other;
-
     new_tree();
-    a = make_dir(&w, root, "a");
-    b = make_dir(&w, a, "b");
+    uint64_t a = make_dir(&w, root, "a");
+    uint64_t b = make_dir(&w, a, "b");
     set_text(&w, a, "user.x", "of a");
-    file = make_file(&w, b, "file");
-    other = make_file(&w, b, "other");
+    uint64_t file = make_file(&w, b, "file");
+    uint64_t other = make_file(&w, b, "other");
     write_text(&w, file, "text");
     write_text(&w, other, "text");
     write_text(&w, f, "new");
@@ -535,11 +527,9 @@ TEST(an_abort_keeps_what_was_fsynced)
 
 TEST(fsync_of_a_replacing_file_loses_nobody)
 {
-    uint64_t new;
-
     new_tree();
     OK(ht_ns_rename(w.ns, d, "f", d, "f.old", 0));
-    new = make_file(&w, d, "f");
+    uint64_t new = make_file(&w, d, "f");
     write_text(&w, new, "new");
     OK(ht_ns_fsync(w.ns, new));
     fixture_check(&w);
@@ -597,13 +587,12 @@ TEST(fsync_below_a_moved_directory_moves_it)
 
 TEST(fsync_of_a_directory_publishes_its_entries)
 {
-    uint64_t file, sub;
     struct stat st;
 
     new_tree();
-    file = make_file(&w, d, "file");
+    uint64_t file = make_file(&w, d, "file");
     write_text(&w, file, "text");
-    sub = make_dir(&w, d, "sub");
+    uint64_t sub = make_dir(&w, d, "sub");
     OK(ht_ns_rename(w.ns, d, "f", root, "f", 0));
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_link(w.ns, file, sub, "inside", &st)); /* a name of a published inode: comes along */

@@ -38,14 +38,13 @@ static int use_file(uint64_t ino)
 {
     struct ht_obj *obj;
     char text[16] = "0123456789abcde";
-    ssize_t written, got;
     int rc = ht_ns_open(w.ns, ino, &obj);
 
     if (rc != 0)
         return rc;
-    written = ht_obj_write(obj, 0, text, sizeof(text)); /* -ESTALE: an abort took the file back */
+    ssize_t written = ht_obj_write(obj, 0, text, sizeof(text)); /* -ESTALE: an abort took the file back */
     ht_ns_touch(w.ns, ino, true);
-    got = ht_obj_read(obj, 0, text, sizeof(text));
+    ssize_t got = ht_obj_read(obj, 0, text, sizeof(text));
     ht_ns_touch(w.ns, ino, false);
     ht_ns_close(w.ns, ino);
     return written < 0 ? (int)written : got < 0 ? (int)got : 0;

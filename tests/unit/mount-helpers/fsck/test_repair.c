@@ -98,7 +98,6 @@ static void check_damage(const struct damage *d)
 {
     const struct fsck_scenario_store *w = fixture_of(d);
     size_t kept, errors;
-    int status;
 
     make_damage(d);
     fsck_scenario_reads_vault = d->vault;
@@ -107,7 +106,7 @@ static void check_damage(const struct damage *d)
         ck_assert_msg(tells(d), "%s is not told but\n%s", d->name, fsck_scenario_text);
         ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, true) & HT_FSCK_LEFT, HT_FSCK_LEFT);
     }
-    status = d->reading_fails ? run_with_failing_reads(d) : fsck_scenario_fsck(HT_FSCK_YES, false);
+    int status = d->reading_fails ? run_with_failing_reads(d) : fsck_scenario_fsck(HT_FSCK_YES, false);
     add_line("exit %zu\n", (size_t)status, 0, 0);
     compare_text(d->name, 1);
     status = fsck_scenario_fsck(HT_FSCK_YES, false);
@@ -413,14 +412,13 @@ static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_
 {
     struct ht_buf records = HT_BUF_INIT;
     size_t kept, errors;
-    int status;
 
     of.checksum ^= 1;
     fsck_scenario_begin(1);
     damage_put_chunk(&records, thief, &of);
     damage_append(&fsck_scenario, &records);
     ht_buf_free(&records);
-    status = fsck_scenario_fsck_with(&(struct ht_fsck_options){.mode = HT_FSCK_YES, .no_data = no_data});
+    int status = fsck_scenario_fsck_with(&(struct ht_fsck_options){.mode = HT_FSCK_YES, .no_data = no_data});
     ck_assert_msg(status == HT_FSCK_CORRECTED, "exit %d: %s", status, fsck_scenario_text);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "REF-OVERLAP"));
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "DATA-CSUM"));
@@ -475,9 +473,8 @@ TEST(of_any_two_damages_nothing_is_left)
 
     for (unsigned i = 0; i < pairs; i++) {
         const struct damage *a = any_damage(&rnd), *b = any_damage(&rnd);
-        int status;
         damage_both(a, b);
-        status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
+        int status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
         ck_assert_msg(status == HT_FSCK_LEFT, "%s and %s: exit %d\n%s", a->name, b->name, status, fsck_scenario_text);
         status = fsck_scenario_fsck(HT_FSCK_YES, false);
         ck_assert_msg(status == HT_FSCK_CORRECTED, "%s and %s: exit %d\n%s", a->name, b->name, status,
@@ -504,12 +501,11 @@ TEST(of_any_records_nothing_is_left)
     size_t errors;
 
     for (unsigned i = 0; i < logs; i++) {
-        int status;
         fsck_scenario_begin(1);
         ht_buf_reset(&records);
         damage_random_records(&fsck_scenario_stores[0].ids, &records, &rnd);
         damage_append(&fsck_scenario, &records);
-        status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
+        int status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
         clean += status == HT_FSCK_CLEAN;
         if (status != HT_FSCK_CLEAN) {
             status = fsck_scenario_fsck(HT_FSCK_YES, false);

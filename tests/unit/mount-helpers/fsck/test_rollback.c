@@ -234,13 +234,12 @@ static void close_gradient(struct ht_grad *g, const struct harness_param *p)
 TEST(an_open_gradient_fits_or_the_rollback_is_refused)
 {
     static float ones[1000];
-    struct ht_grad *g;
 
     open_with("adamw lr=0.01 partial=1");
     step(1);
     snapshot("x");
     uint64_t was = fingerprint();
-    g = open_gradient(&params[0]); /* without a byte: it is of the same shape */
+    struct ht_grad *g = open_gradient(&params[0]); /* without a byte: it is of the same shape */
     ck_assert_int_eq(harness_rollback(&k, root, "x"), 0);
     ck_assert_uint_eq(fingerprint(), was);
     ck_assert_int_eq(ht_grad_write(g, 0, ones, sizeof(ones)), (ssize_t)sizeof(ones));

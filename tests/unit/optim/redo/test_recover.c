@@ -342,7 +342,6 @@ static uint64_t cursor_file(void)
 TEST(an_orderly_end_waits_for_the_replay)
 {
     struct client c;
-    struct ht_obj *file;
 
     begin(2);
     crash_and_hold();
@@ -355,7 +354,7 @@ TEST(an_orderly_end_waits_for_the_replay)
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 0);
     crash_and_mount();
     wait_and_check();
-    file = ht_obj_get(w.s, oid);
+    struct ht_obj *file = ht_obj_get(w.s, oid);
     ck_assert_ptr_nonnull(file);
     ht_obj_put(file);
 }

@@ -164,11 +164,10 @@ static void next_is_full_or_logged(void)
 
 TEST(a_written_parameter_makes_the_next_step_full)
 {
-    struct test_param *p;
     float x = 0.25f;
 
     two_steps(logs);
-    p = &w.param[0];
+    struct test_param *p = &w.param[0];
     memcpy(p->p + 400, &x, 4);
     ck_assert_int_eq(ht_obj_write(p->obj, 400, &x, 4), 4);
     next_is_full();
@@ -177,11 +176,10 @@ TEST(a_written_parameter_makes_the_next_step_full)
 /* After the updates of the step, before its commit. */
 TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
 {
-    struct test_param *p;
     float x = 0.25f;
 
     two_steps(logs);
-    p = &w.param[0];
+    struct test_param *p = &w.param[0];
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     memcpy(p->p + 400, &x, 4);
@@ -193,11 +191,10 @@ TEST(a_parameter_that_is_written_during_a_step_makes_it_full)
 
 TEST(written_state_makes_the_next_step_full)
 {
-    struct test_param *p;
     float x = 0.125f, t = 40;
 
     two_steps(logs);
-    p = &w.param[1];
+    struct test_param *p = &w.param[1];
     struct ht_param_desc desc = fixture_desc(p);
     p->m[7] = x;
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 28, &x, 4), 4);

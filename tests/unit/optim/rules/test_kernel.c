@@ -134,10 +134,9 @@ TEST_LOOP(avx2_equals_scalar, 9 * HT_KERNEL_COUNT)
 
     if (!have_avx2())
         return;
-    for (size_t n = 0; n < 70; n++) {
+    for (size_t n = 0; n < 70; n++)
         for (size_t skip = 0; skip < 9; skip++)
             compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, n, skip, (n + skip) & 1);
-    }
     for (unsigned i = 0; i < ROUNDS; i++)
         compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, N_MAX - 9, i % 9, i & 1);
 }

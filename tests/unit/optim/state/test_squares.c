@@ -241,8 +241,6 @@ TEST(a_dropped_gradient_takes_its_sums_with_it)
 /* After the drop one range of three has a gradient: the others count nothing. */
 TEST_LOOP(a_range_without_a_gradient_has_no_sums, 2)
 {
-    struct ht_root_stat st;
-
     begin("adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2);
     write_new(0);
     measured(0);
@@ -259,7 +257,7 @@ TEST_LOOP(a_range_without_a_gradient_has_no_sums, 2)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     memset(gradient[0], 0, first);
     memset(gradient[0] + first + bytes, 0, w.param[0].n * 4 - first - bytes);
-    st = fixture_stat(&w);
+    struct ht_root_stat st = fixture_stat(&w);
     ck_assert_msg(st.grad_norm == expected_norm(0, 1), "%a is not %a", st.grad_norm, expected_norm(0, 1));
     forget_gradients();
     ht_grad_release(g);

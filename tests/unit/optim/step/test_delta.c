@@ -114,9 +114,8 @@ static uint8_t *read_in_pieces(struct ht_delta *d, size_t i, bool values, uint64
 
 static void apply_change(struct ht_delta *d, size_t i)
 {
-    struct ht_delta_change c;
+    struct ht_delta_change c = *ht_optim_delta_change(d, i);
 
-    c = *ht_optim_delta_change(d, i);
     struct test_param *p = param_of(c.oid);
     size_t size = kept_bytes(p);
     ck_assert_uint_eq(c.elements, p->n);
@@ -249,11 +248,10 @@ TEST(sums_of_gradients_and_partial_ones_have_deltas)
         free(bytes);
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
         struct ht_delta *d = open_delta(2 * step);
-        struct ht_delta_change c;
         struct ht_delta_stat st;
         ht_optim_delta_stat(d, &st);
         ck_assert_uint_eq(st.params, 1);
-        c = *ht_optim_delta_change(d, 0);
+        struct ht_delta_change c = *ht_optim_delta_change(d, 0);
         ck_assert_uint_eq(c.oid, w.param[0].oid);
         ck_assert_uint_le(c.changed, 40000);
         ht_optim_delta_close(d);
@@ -266,15 +264,12 @@ TEST(sums_of_gradients_and_partial_ones_have_deltas)
 TEST(nan_and_negative_zero_are_compared_by_their_bits)
 {
     static const uint32_t odd[] = {0x7fc01234, 0xffc00000, 0x7fc00000, 0x80000000, 0, 0x7f800000, 1};
-    struct ht_delta *d;
-    struct ht_delta_change c;
-    uint8_t *zeros, *index;
     uint64_t named = 0;
 
     begin("sgd lr=0.5 delta=on delta_max=1", 1);
     fixture_train(&w, 1, 2);
     ck_assert_int_eq(ht_obj_write(w.param[0].obj, 4000, odd, sizeof(odd)), sizeof(odd));
-    zeros = calloc(w.param[0].n, 4);
+    uint8_t *zeros = calloc(w.param[0].n, 4);
     write_gradient(&w, &w.param[0], zeros);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(base_of(3), 0);
@@ -290,9 +285,9 @@ TEST(nan_and_negative_zero_are_compared_by_their_bits)
     write_gradient(&w, &w.param[0], zeros);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     follow();
-    d = open_delta(5);
-    c = *ht_optim_delta_change(d, 0);
-    index = read_in_pieces(d, 0, false, c.changed * 4);
+    struct ht_delta *d = open_delta(5);
+    struct ht_delta_change c = *ht_optim_delta_change(d, 0);
+    uint8_t *index = read_in_pieces(d, 0, false, c.changed * 4);
     for (uint64_t k = 0; k < c.changed; k++)
         named |= UINT64_C(1) << (index_at(index, 4, k) - 1000);
     ck_assert_uint_eq(named, UINT64_C(1) << 3);
@@ -383,12 +378,11 @@ TEST(the_words_bound_what_is_kept)
 {
     struct ht_delta *d;
     struct ht_optim_config c = fixture_config("adamw lr=1e-2 delta=on delta_max=1 delta_keep=3");
-    uint64_t before;
 
     fixture_begin_mixed(&w, "adamw lr=1e-2", 2);
     fixture_train(&w, 1, 3);
     ck_assert_uint_eq(steps().last, 0);
-    before = ht_optim_meta_bytes(w.o);
+    uint64_t before = ht_optim_meta_bytes(w.o);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
     fixture_train(&w, 4, 9);
     ck_assert_uint_eq(steps().first, 7);

@@ -96,11 +96,10 @@ TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
 
 TEST(a_scale_alone_defers_nothing)
 {
-    struct ht_optim_config c;
     uint8_t *g[PARAMS_MAX];
 
     open_mixed("adamw lr=1e-2 grad_scale=512", 2, HT_SMALL_CHUNK_BYTES);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     write_all_gradients(g);
     for (unsigned i = 0; i < w.params; i++)
         model_step(&w.param[i], &c, g[i], 1.0 / 512);
@@ -131,12 +130,11 @@ TEST(readers_see_the_last_boundary_until_the_next)
 /* The bits of the norm, and of its effect, for one way of cutting the same gradients. */
 static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel, bool backwards)
 {
-    struct ht_optim_config c;
     uint8_t *g[PARAMS_MAX];
 
     setenv("HITRAIN_KERNEL", kernel, 1);
     open_mixed("adamw lr=1e-2 max_grad_norm=2.5", threads, chunk_bytes);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     for (unsigned i = 0; i < w.params; i++)
         g[i] = random_gradient(&w, &w.param[i]);
     for (unsigned i = 0; i < w.params; i++)
@@ -198,14 +196,13 @@ TEST(without_the_word_it_goes_into_every_parameter)
 
 TEST(what_is_covered_in_part_counts_in_part)
 {
-    struct ht_optim_config c;
-
     struct test_param *p = open_with_param("adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2, 70001);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     uint8_t *bytes = random_gradient(&w, p);
     struct ht_grad *g = open_grad(&w, p);
     uint64_t first = 1000, last = 40000;
     double sum = 0;
+
     write_all(g, first * 4, bytes, (last - first) * 4);
     close_grad(g);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);

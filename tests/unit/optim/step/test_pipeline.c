@@ -217,12 +217,10 @@ static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
 
 TEST_LOOP(the_order_of_writes_changes_nothing, 4)
 {
-    struct ht_optim_config c;
-
     w.threads = 2;
     w.rnd = (uint64_t)_i + 1;
     fixture_open(&w);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     make_params(_i & 1 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     for (unsigned step = 0; step < STEPS; step++) {
         for (unsigned i = 0; i < w.params; i++) {
@@ -256,11 +254,10 @@ static void *write_part(void *arg)
 TEST(several_writers_share_one_gradient)
 {
     struct writer writer[4];
-    struct ht_optim_config c;
 
     w.threads = 2;
     fixture_open(&w);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 1000001, HT_CHUNK_BYTES);
     for (unsigned step = 0; step < STEPS; step++) {
         uint8_t *g = random_gradient(&w, p);
@@ -407,11 +404,10 @@ TEST(readers_steps_and_aborts_at_once)
 
 TEST(unusual_numbers_pass_through)
 {
-    struct ht_optim_config c;
     static const float odd[] = {INFINITY, NAN, 1e-42f, 3e38f, -0.0f, -INFINITY};
 
     fixture_open(&w);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 100000, HT_SMALL_CHUNK_BYTES);
     for (unsigned step = 0; step < STEPS; step++) {
         uint8_t *g = random_gradient(&w, p);

@@ -302,12 +302,11 @@ TEST_LOOP(partial_updates_exactly_what_is_covered, 3)
 {
     static const uint8_t g_dtype[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F32};
     static const uint8_t p_dtype[] = {HT_DTYPE_F32, HT_DTYPE_F32, HT_DTYPE_BF16};
-    struct ht_optim_config c;
 
     w.config = "adamw lr=1e-2 partial=1";
     w.threads = 2;
     fixture_open(&w);
-    c = fixture_config(w.config);
+    struct ht_optim_config c = fixture_config(w.config);
     struct test_param *p = fixture_param(&w, p_dtype[_i], g_dtype[_i], 200000, HT_SMALL_CHUNK_BYTES);
     size_t size = dtype_bytes(p->grad_dtype);
     for (unsigned step = 0; step < 4; step++) {
@@ -467,7 +466,6 @@ TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
 {
     uint64_t others = 0;
     struct ht_store_stats before, after;
-    struct ht_root_stat st;
 
     w.threads = 2;
     w.device_bytes = (_i ? 48ull : 24) * MIB;
@@ -488,7 +486,7 @@ TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
     ht_store_stats(w.s, &after);
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
-    st = fixture_stat(&w);
+    struct ht_root_stat st = fixture_stat(&w);
     ck_assert(!st.open && st.parameters == 0);
     check_all(&w);
     ht_store_log_unreserve(w.s, others);
@@ -692,11 +690,10 @@ TEST(after_reset_another_size_is_fine)
 static struct ht_grad *half_a_step(void)
 {
     static const uint8_t ones[400];
-    struct ht_grad *g;
 
     step_param(&w, &w.param[0]);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    g = open_grad(&w, &w.param[1]);
+    struct ht_grad *g = open_grad(&w, &w.param[1]);
     write_all(g, 0, ones, sizeof(ones));
     ck_assert_int_eq(ht_grad_flush(g), 0);
     return g;
@@ -710,11 +707,9 @@ static int no_unmake(void *ctx)
 
 TEST_LOOP(a_refused_end_of_a_root_publishes_nothing, 2)
 {
-    struct ht_grad *g;
-
     two_params();
     step_and_save();
-    g = half_a_step();
+    struct ht_grad *g = half_a_step();
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, no_unmake, NULL), -EBUSY);
     check_error(&w, &w.param[1], "only a part");
     ck_assert(fixture_stat(&w).open && fixture_stat(&w).step == 1);

@@ -8,7 +8,6 @@
 TEST(what_is_put_is_read)
 {
     struct ht_buf b = HT_BUF_INIT;
-    struct ht_reader r;
 
     ht_buf_put_u8(&b, 0xfe);
     ht_buf_put_u16(&b, 0xfedc);
@@ -18,7 +17,7 @@ TEST(what_is_put_is_read)
     ck_assert_int_eq(b.err, 0);
     ck_assert_uint_eq(b.len, 19);
     ck_assert_uint_eq(b.data[1], 0xdc); /* little-endian */
-    r = ht_reader_of(b.data, b.len);
+    struct ht_reader r = ht_reader_of(b.data, b.len);
     ck_assert_uint_eq(ht_get_u8(&r), 0xfe);
     ck_assert_uint_eq(ht_get_u16(&r), 0xfedc);
     ck_assert_uint_eq(ht_get_u32(&r), 0xfedcba98u);

@@ -37,13 +37,12 @@ TEST(without_a_sink_it_is_a_message_of_its_level)
 {
     int saved = dup(STDERR_FILENO), ends[2];
     char text[256];
-    ssize_t n;
 
     ck_assert_int_eq(pipe(ends), 0);
     dup2(ends[1], STDERR_FILENO);
     ht_event(HT_EVENT_REFUSED, NULL, "no such %s", "word");
     dup2(saved, STDERR_FILENO);
-    n = read(ends[0], text, sizeof(text) - 1);
+    ssize_t n = read(ends[0], text, sizeof(text) - 1);
     ck_assert_int_gt(n, 0);
     text[n] = '\0';
     ck_assert_str_eq(text, "test_event: warning: no such word\n");

@@ -30,19 +30,15 @@ static const char *captured(void)
 
 TEST(a_message_names_the_program_and_the_level)
 {
-    const char *text;
-
     capture();
     ht_error("bad %s %d", "thing", 7);
     ht_info("note");
-    text = captured();
+    const char *text = captured();
     ck_assert_str_eq(text, "test_log: error: bad thing 7\ntest_log: note\n");
 }
 
 TEST(less_important_messages_are_hidden)
 {
-    const char *text;
-
     capture();
     ht_debug("hidden");
     ht_log_set_level(HT_LOG_ERROR);
@@ -50,33 +46,30 @@ TEST(less_important_messages_are_hidden)
     ht_error("shown");
     ht_log_set_level(HT_LOG_DEBUG);
     ht_debug("shown too");
-    text = captured();
+    const char *text = captured();
     ck_assert_str_eq(text, "test_log: error: shown\ntest_log: debug: shown too\n");
 }
 
 TEST(control_characters_do_not_reach_the_terminal)
 {
-    const char *text;
-
     capture();
     ht_info("%s", "name\nforged: line\x1b[2J\x7f");
     ht_info("%s",
             "\302\233"
             "2J\302\237\302\240\303\274\302");
-    text = captured();
+    const char *text = captured();
     ck_assert_str_eq(text, "test_log: name?forged: line?[2J?\ntest_log: ??2J??\302\240\303\274\302\n");
 }
 
 TEST(a_long_message_is_cut_and_still_one_line)
 {
     char name[5000];
-    const char *text;
 
     memset(name, 'n', sizeof(name) - 1);
     name[sizeof(name) - 1] = '\0';
     capture();
     ht_warn("%s", name);
-    text = captured();
+    const char *text = captured();
     ck_assert_uint_lt(strlen(text), 2100);
     ck_assert_uint_gt(strlen(text), 1000);
     ck_assert_ptr_eq(strchr(text, '\n'), text + strlen(text) - 1);
@@ -84,13 +77,11 @@ TEST(a_long_message_is_cut_and_still_one_line)
 
 TEST(errno_survives_a_message)
 {
-    const char *text;
-
     capture();
     errno = ENOSPC;
     ht_error("%m");
     ck_assert_int_eq(errno, ENOSPC);
-    text = captured();
+    const char *text = captured();
     ck_assert_str_eq(text, "test_log: error: No space left on device\n");
 }
 

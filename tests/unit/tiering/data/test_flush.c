@@ -483,9 +483,8 @@ TEST_LOOP(what_is_durable_on_a_closed_device_can_be_cut_and_cloned, 2)
 /* More flushes than the store remembers. */
 static void sync_others(struct ht_obj *small)
 {
-    for (unsigned i = 0; i < 300; i++) {
+    for (unsigned i = 0; i < 300; i++)
         put_synced(small, 0, two + i, 512);
-    }
 }
 
 /*

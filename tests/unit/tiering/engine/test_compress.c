@@ -148,10 +148,8 @@ TEST(content_is_smaller_and_the_same)
 
 TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
 {
-    uint64_t small;
-
     compress_cold();
-    small = stored();
+    uint64_t small = stored();
     obj = after(remount, obj);
     ck_assert_uint_eq(stored(), small);
     expect_all();

@@ -397,11 +397,10 @@ TEST(owners_without_room_in_the_log_keep_no_others_from_it)
 /* A store in which only single blocks are free, and what keeps them apart. */
 static struct ht_obj *fresh_in_crumbs(void)
 {
-    struct ht_obj *crumbs;
     uint64_t n = 0;
 
     fresh_with_log(16, MIB, false);
-    crumbs = object(SMALL, 0);
+    struct ht_obj *crumbs = object(SMALL, 0);
     while (ht_obj_write(crumbs, n * SMALL, content, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
         n++;
     ck_assert_int_eq(ht_obj_sync(crumbs), 0);

@@ -25,10 +25,9 @@ static const char *const kind_names[] = {"RAM, 512", "RAM, 4096", "file", "loop,
 __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t bytes)
 {
     const char *dir = getenv("HITRAIN_BUILD");
-    int fd;
 
     snprintf(path, PATH_MAX, "%s/io-test-XXXXXX", dir && access(dir, W_OK) == 0 ? dir : "/tmp");
-    fd = mkstemp(path);
+    int fd = mkstemp(path);
     ck_assert_msg(fd >= 0, "%s: %s", path, strerror(errno));
     ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
     close(fd);
@@ -39,17 +38,15 @@ __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t 
 __attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, bool rdonly, char name[64])
 {
     char command[PATH_MAX + 128];
-    bool ok;
-    FILE *f;
 
     if (geteuid() != 0)
         return false;
     snprintf(command, sizeof(command), "losetup %s --direct-io=on -b %u -f --show '%s' 2>/dev/null", rdonly ? "-r" : "",
              lba, file);
-    f = popen(command, "r");
+    FILE *f = popen(command, "r");
     if (!f)
         return false;
-    ok = fscanf(f, "%63s", name) == 1;
+    bool ok = fscanf(f, "%63s", name) == 1;
     return pclose(f) == 0 && ok;
 }
 

@@ -162,10 +162,8 @@ TEST(a_silent_device_does_not_keep_the_flush_of_another)
 
 TEST(a_failure_since_the_write_is_told)
 {
-    uint64_t failures;
-
     ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
-    failures = ht_dev_flush_failures(dev);
+    uint64_t failures = ht_dev_flush_failures(dev);
     write_block(0, 1);
     ck_assert_int_eq(ht_dev_flush_since(dev, failures), 0);
     dev_fail(dev, HT_IO_FLUSH, 1, false);

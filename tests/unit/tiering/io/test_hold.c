@@ -85,13 +85,10 @@ TEST_LOOP(a_second_holder_is_refused, PLACES)
 
 TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
 {
-    struct ht_dev *dev;
-    uint8_t *buf;
-
     if (!begin_place(_i))
         return;
-    buf = aligned(BLOCK);
-    dev = open_here(HT_DEV_RDONLY);
+    uint8_t *buf = aligned(BLOCK);
+    struct ht_dev *dev = open_here(HT_DEV_RDONLY);
     ck_assert(ht_dev_rdonly(dev));
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), -EBUSY);
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT | HT_DEV_RDONLY), shared_by_readers ? 0 : -EBUSY);
@@ -103,11 +100,9 @@ TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
 
 TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
 {
-    uint8_t *buf;
-
     if (!begin_place(_i))
         return;
-    buf = aligned(BLOCK);
+    uint8_t *buf = aligned(BLOCK);
     for (int i = 0; i < 200; i++) {
         struct ht_dev *dev;
         ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
@@ -126,14 +121,11 @@ static void open_beside_holder(unsigned hold_ms, char *text, size_t cap)
 {
     int hold[2], said[2], status, saved;
     struct ht_dev *dev;
-    uint64_t began_ns;
-    pid_t child;
-    ssize_t n;
 
     ck_assert_int_eq(pipe(hold), 0);
     ck_assert_int_eq(pipe2(said, O_NONBLOCK), 0);
-    began_ns = ht_now_ns(); /* before the child holds it: this thread may come late */
-    child = fork();
+    uint64_t began_ns = ht_now_ns(); /* before the child holds it: this thread may come late */
+    pid_t child = fork();
     if (child == 0) {
         char byte = 0;
         if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || write(hold[1], &byte, 1) != 1)
@@ -155,7 +147,7 @@ static void open_beside_holder(unsigned hold_ms, char *text, size_t cap)
     ht_dev_close(dev);
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(status, 0);
-    n = read(said[0], text, cap - 1);
+    ssize_t n = read(said[0], text, cap - 1);
     text[n > 0 ? n : 0] = 0;
     const int fds[] = {hold[0], hold[1], said[0], said[1], saved};
     for (size_t i = 0; i < HT_ARRAY_SIZE(fds); i++)
@@ -202,15 +194,14 @@ static void write_until_killed(int report)
 
 TEST_LOOP(the_hold_of_a_killed_process_lasts_until_its_last_write, PLACES)
 {
-    uint8_t *ours, *seen;
     struct ht_dev *dev;
     int report[2], status;
     pid_t child;
 
     if (!begin_place(_i))
         return;
-    ours = aligned(BLOCK);
-    seen = aligned(BLOCK);
+    uint8_t *ours = aligned(BLOCK);
+    uint8_t *seen = aligned(BLOCK);
     for (unsigned round = 0; round < 5; round++) {
         ck_assert_int_eq(pipe(report), 0);
         child = fork();
@@ -243,7 +234,6 @@ static int refused(const char *what, int flags, char *text, size_t cap)
 {
     int said[2], saved = dup(STDERR_FILENO), rc;
     struct ht_dev *dev;
-    ssize_t n;
 
     ck_assert_int_eq(pipe2(said, O_NONBLOCK), 0);
     dup2(said[1], STDERR_FILENO);
@@ -251,7 +241,7 @@ static int refused(const char *what, int flags, char *text, size_t cap)
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(said[1]);
-    n = read(said[0], text, cap - 1);
+    ssize_t n = read(said[0], text, cap - 1);
     text[n > 0 ? n : 0] = '\0';
     close(said[0]);
     return rc;
@@ -291,7 +281,6 @@ TEST(a_file_system_without_direct_io_is_named_with_the_remedy)
 TEST(a_write_protected_device_is_for_reading_only)
 {
     char text[1024];
-    struct ht_dev *dev;
 
     if (!begin_place(ON_LOOP))
         return;
@@ -299,18 +288,16 @@ TEST(a_write_protected_device_is_for_reading_only)
     ck_assert(attach_loop(file, 512, true, path));
     ck_assert_int_lt(refused(path, HT_DEV_QUIET, text, sizeof(text)), 0);
     ck_assert_ptr_nonnull(strstr(text, path));
-    dev = open_here(HT_DEV_RDONLY);
+    struct ht_dev *dev = open_here(HT_DEV_RDONLY);
     ht_dev_close(dev);
 }
 
 TEST(an_odd_size_is_rounded_down_to_whole_blocks)
 {
-    struct ht_dev *dev;
-
     if (!begin_place(ON_FILE))
         return;
     ck_assert_int_eq(truncate(path, 10 * BLOCK + 100), 0);
-    dev = open_here(0);
+    struct ht_dev *dev = open_here(0);
     ck_assert_uint_eq(ht_dev_size(dev), 10 * BLOCK);
     ck_assert_str_eq(ht_dev_name(dev), path);
     ck_assert_int_ge(ht_dev_numa_node(dev), -1);

@@ -33,11 +33,10 @@ static void folder(const char *path)
 static void on_node(const char *path, int node)
 {
     char name[300];
-    FILE *f;
 
     folder(path);
     snprintf(name, sizeof(name), "%s/numa_node", under(path));
-    f = fopen(name, "we");
+    FILE *f = fopen(name, "we");
     ck_assert_ptr_nonnull(f);
     fprintf(f, "%d\n", node);
     fclose(f);

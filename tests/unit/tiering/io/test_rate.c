@@ -150,10 +150,9 @@ TEST_LOOP(a_drift_is_followed_within_a_few_hundred_requests, HT_ARRAY_SIZE(drift
 TEST(a_stall_lowers_the_rate_while_it_lasts)
 {
     struct served d = begin_all(HT_MIB, 4);
-    uint64_t before;
 
     serve(&d, 200 * HT_MIB, 2000);
-    before = rate_of(&d).bytes_per_s;
+    uint64_t before = rate_of(&d).bytes_per_s;
     d.now_ns += 19 * MS; /* four requests take 20 */
     ck_assert_uint_eq(rate_of(&d).bytes_per_s, before);
     for (unsigned i = 0; i < 10; i++) {

@@ -155,7 +155,6 @@ static bool is_write(const struct entry *e, uint64_t block, uint64_t version, ui
 TEST_LOOP(writes_flushes_and_marks_are_logged_in_order, KINDS)
 {
     uint8_t buf[8];
-    struct log log;
 
     if (!begin(_i))
         return;
@@ -168,7 +167,7 @@ TEST_LOOP(writes_flushes_and_marks_are_logged_in_order, KINDS)
     ck_assert_int_eq(ht_dev_read(dev, 0, base, BLOCK), 0);
     ck_assert_int_eq(ht_dev_write(dev, 8, buf, 8), -EINVAL);
     ck_assert_int_eq(recorder_mark(dev, ""), 0);
-    log = stop();
+    struct log log = stop();
     ck_assert_uint_eq(log.count, 5);
     ck_assert(is_write(&log.entries[0], 1, 1, 0));
     ck_assert_uint_eq(log.entries[1].flags, FLUSH);
@@ -184,23 +183,21 @@ TEST_LOOP(writes_flushes_and_marks_are_logged_in_order, KINDS)
 TEST_LOOP(a_write_beside_a_flush_is_not_made_durable_by_it, KINDS)
 {
     struct ht_ring *other;
-    struct ht_io flush;
     struct durable d = {0};
-    struct log log;
 
     if (!begin(_i))
         return;
     ck_assert_int_eq(ht_ring_new(4, &other), 0);
     write_block(ring, 1, 1);
     write_block(ring, 2, 1);
-    flush = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
+    struct ht_io flush = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
     ht_ring_submit(ring, &flush);
     write_block(other, 2, 2); /* over one that the flush covers */
     write_block(other, 3, 2);
     ck_assert_int_eq(ht_ring_wait(ring, &flush), 0);
     ck_assert_int_eq(recorder_mark(dev, "flushed"), 0);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
-    log = stop();
+    struct log log = stop();
 
     ck_assert_uint_eq(log.count, 9);
     ck_assert(is_write(&log.entries[0], 1, 1, 0));
@@ -270,7 +267,6 @@ TEST_LOOP(what_flushes_of_many_threads_promised_is_durable_in_the_log, KINDS)
     unsigned promised, first, marks = 0;
     struct durable d = {0};
     pthread_t threads[THREADS];
-    struct log log;
 
     if (!begin(_i))
         return;
@@ -278,7 +274,7 @@ TEST_LOOP(what_flushes_of_many_threads_promised_is_durable_in_the_log, KINDS)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, work, (void *)i), 0);
     for (unsigned i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
-    log = stop();
+    struct log log = stop();
     check_replay_is_the_device(&log);
     d.image = aligned(DEV_BYTES);
     memcpy(d.image, base, DEV_BYTES);
@@ -298,7 +294,6 @@ TEST_LOOP(what_flushes_of_many_threads_promised_is_durable_in_the_log, KINDS)
 TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
 {
     char text[SECTOR];
-    struct log log;
 
     ck_assert(begin(RAM_512));
     ck_assert_int_eq(recorder_start(dev, "/tmp"), -EISDIR);
@@ -307,7 +302,7 @@ TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
     ck_assert_int_eq(recorder_mark(dev, text), -EINVAL);
     text[480] = '\0';
     ck_assert_int_eq(recorder_mark(dev, text), 0);
-    log = stop();
+    struct log log = stop();
     ck_assert_uint_eq(log.count, 1);
     ck_assert_str_eq(log.entries[0].text, text);
     ck_assert_int_eq(recorder_stop(dev), -ENOENT);
@@ -318,14 +313,13 @@ TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
 TEST(a_second_recorder_leaves_the_first_alone)
 {
     char other[PATH_MAX];
-    struct log log;
 
     ck_assert(begin(RAM_512));
     scratch_path(other, 0);
     ck_assert_int_eq(recorder_start(dev, other), -EBUSY);
     unlink(other);
     write_block(ring, 1, 1);
-    log = stop();
+    struct log log = stop();
     ck_assert_uint_eq(log.count, 1);
     finish(&log);
 }
@@ -346,7 +340,6 @@ TEST(devices_recorded_together_share_one_order)
 {
     struct ht_dev *second;
     uint8_t *buf = aligned(BLOCK);
-    struct log log;
 
     ck_assert(begin(RAM_512));
     ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &second), 0);
@@ -359,7 +352,7 @@ TEST(devices_recorded_together_share_one_order)
     ck_assert_int_eq(ht_dev_flush(second), 0);
     ck_assert_int_eq(recorder_mark(second, "second is durable"), 0);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
-    log = stop();
+    struct log log = stop();
     ck_assert_uint_eq(log.count, 5);
     ck_assert_uint_eq(log.entries[0].offset, BLOCK);
     ck_assert_uint_eq(log.entries[1].offset, DEV_BYTES + 2 * BLOCK);
@@ -376,13 +369,11 @@ TEST(devices_recorded_together_share_one_order)
 
 TEST(closing_ends_a_recording)
 {
-    struct log log;
-
     ck_assert(begin(RAM_512));
     write_block(ring, 1, 1);
     ht_ring_free(ring);
     ht_dev_close(dev);
-    log = read_log();
+    struct log log = read_log();
     ck_assert_uint_eq(log.count, 1);
     free(log.entries);
     free(log.bytes);

@@ -72,11 +72,9 @@ TEST_LOOP(what_is_written_is_read_back, KINDS)
 
 TEST_LOOP(requests_of_one_logical_block_work, KINDS)
 {
-    uint32_t lba;
-
     if (!begin_with(_i, 1, 2 * BLOCK))
         return;
-    lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_lba(dev);
     fill(buffer + lba, 7ull * lba, lba, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buffer + lba, lba), 0);
     memset(buffer, 0, 2 * BLOCK);
@@ -87,11 +85,9 @@ TEST_LOOP(requests_of_one_logical_block_work, KINDS)
 
 TEST_LOOP(misaligned_requests_are_refused_and_change_nothing, KINDS)
 {
-    uint32_t lba;
-
     if (!begin_with(_i, 4, 4 * BLOCK))
         return;
-    lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_lba(dev);
     for (int op = HT_IO_READ; op <= HT_IO_WRITE; op++) {
         ck_assert_int_eq(run_one(op, lba / 2, buffer, lba), -EINVAL);
         ck_assert_int_eq(run_one(op, 0, buffer + 8, lba), -EINVAL);
@@ -136,12 +132,11 @@ TEST_LOOP(more_requests_than_the_ring_is_deep, KINDS)
 {
     enum { COUNT = 1000, DEPTH = 64 };
     struct ht_io *ios;
-    uint8_t *buf;
 
     if (!begin(_i, DEPTH))
         return;
     ios = calloc(COUNT, sizeof(*ios));
-    buf = aligned((size_t)COUNT * BLOCK);
+    uint8_t *buf = aligned((size_t)COUNT * BLOCK);
     for (unsigned i = 0; i < COUNT; i++) {
         uint64_t offset = (uint64_t)(i * 7 % COUNT) * BLOCK;
         fill(buf + (size_t)i * BLOCK, offset, BLOCK, 5);
@@ -213,13 +208,12 @@ TEST_LOOP(what_is_offered_goes_together, KINDS)
 TEST_LOOP(registered_memory_serves_aligned_parts_of_it, KINDS)
 {
     struct ht_pinned_area areas[2];
-    uint8_t *a, *b, *other;
 
     if (!begin(_i, 8))
         return;
-    a = aligned(8 * BLOCK);
-    b = aligned(8 * BLOCK);
-    other = aligned(BLOCK);
+    uint8_t *a = aligned(8 * BLOCK);
+    uint8_t *b = aligned(8 * BLOCK);
+    uint8_t *other = aligned(BLOCK);
     areas[0] = (struct ht_pinned_area){a, 8 * BLOCK, false};
     areas[1] = (struct ht_pinned_area){b, 8 * BLOCK, false};
     ht_ring_register(ring, areas, 2);
@@ -238,11 +232,9 @@ TEST_LOOP(registered_memory_serves_aligned_parts_of_it, KINDS)
 /* Completions that a request of this length takes. */
 static unsigned completions_of(enum ht_io_op op, void *buf, uint32_t len)
 {
-    unsigned n;
-
     ht_fault_arm(HT_FAULT_IO_AGAIN, UINT32_MAX, false);
     ck_assert_int_eq(run_one(op, BLOCK, buf, len), 0);
-    n = ht_fault_passed(HT_FAULT_IO_AGAIN);
+    unsigned n = ht_fault_passed(HT_FAULT_IO_AGAIN);
     ht_fault_disarm_all();
     return n;
 }
@@ -370,15 +362,13 @@ TEST_LOOP(a_discard_leaves_its_neighbours_and_may_be_written_again, KINDS)
 
 TEST_LOOP(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, KINDS)
 {
-    uint8_t *buf;
-
     dev = open_kind((enum kind)_i, DEV_BYTES);
     if (!dev)
         return;
     ht_fault_arm(HT_FAULT_IO_COMMANDS, 1, true);
     ck_assert_int_eq(ht_ring_new(4, &ring), 0);
     ht_fault_disarm_all();
-    buf = aligned(BLOCK);
+    uint8_t *buf = aligned(BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
     free(buf);
 }
@@ -466,14 +456,12 @@ static int descriptor_of_ring(void)
 TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
 {
     struct ht_io ios[3];
-    int fd, kept;
-    uint8_t *buf;
 
     if (!begin(A_FILE, 8))
         return;
-    buf = aligned(3 * BLOCK);
-    fd = descriptor_of_ring();
-    kept = dup(fd);
+    uint8_t *buf = aligned(3 * BLOCK);
+    int fd = descriptor_of_ring();
+    int kept = dup(fd);
     close(fd);
     for (unsigned i = 0; i < 3; i++)
         ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
@@ -548,7 +536,6 @@ TEST_LOOP(threads_with_rings_of_their_own_share_a_device, KINDS)
 TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
 {
     char path[PATH_MAX];
-    uint8_t *buf;
 
     scratch_path(path, DEV_BYTES);
     if (!direct_io_works(path)) {
@@ -560,7 +547,7 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
     ck_assert_int_eq(ht_ring_new(4, &ring), 0);
     ck_assert_int_eq(truncate(path, DEV_BYTES / 2), 0);
     unlink(path);
-    buf = aligned(4 * BLOCK);
+    uint8_t *buf = aligned(4 * BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2 - 2 * BLOCK, buf, 4 * BLOCK), -EIO);
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2, buf, 4 * BLOCK), -EIO);
     free(buf);

@@ -91,13 +91,12 @@ TEST(a_thread_of_two_sets_has_a_ring_for_each)
 {
     static const struct ht_rings_of nothing;
     struct ht_rings *second;
-    struct ht_ring *first_ring, *second_ring;
 
     if (!begin(RAM_512))
         return;
     ck_assert_int_eq(ht_rings_new(&nothing, &second), 0);
-    first_ring = ht_ring_mine(rings);
-    second_ring = ht_ring_mine(second);
+    struct ht_ring *first_ring = ht_ring_mine(rings);
+    struct ht_ring *second_ring = ht_ring_mine(second);
     ck_assert_ptr_ne(first_ring, second_ring);
     ck_assert_ptr_eq(ht_ring_mine(rings), first_ring);
     ck_assert_ptr_eq(ht_ring_mine(second), second_ring);
@@ -142,13 +141,12 @@ TEST_LOOP(a_set_takes_the_rings_of_threads_that_live_on, KINDS)
 /* A child that used its parent's rings would take the parent's completions. */
 TEST_LOOP(a_forked_child_leaves_its_parents_rings_alone, KINDS)
 {
-    pid_t child;
     int status;
 
     if (!begin(_i))
         return;
     ck_assert_uint_eq(work(0), 0);
-    child = fork();
+    pid_t child = fork();
     if (child == 0)
         _exit(work(1) == 0 ? 0 : 1);
     ck_assert_uint_eq(work(0), 0);
@@ -165,9 +163,8 @@ static unsigned rings_with(unsigned files, unsigned buffers)
     for (int fd = 0; fd < 64; fd++) {
         unsigned has_files = UINT32_MAX, has_buffers = UINT32_MAX;
         char path[64], line[256];
-        FILE *f;
         snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-        f = fopen(path, "re");
+        FILE *f = fopen(path, "re");
         while (f && fgets(line, sizeof(line), f)) {
             (void)sscanf(line, "UserFiles: %u", &has_files);
             (void)sscanf(line, "UserBufs: %u", &has_buffers);
@@ -182,7 +179,6 @@ static unsigned rings_with(unsigned files, unsigned buffers)
 TEST(what_is_shared_reaches_rings_that_are_there_and_others)
 {
     struct ht_io_features f;
-    uint8_t *more;
 
     if (!begin(A_FILE))
         return;
@@ -191,7 +187,7 @@ TEST(what_is_shared_reaches_rings_that_are_there_and_others)
         printf("skipped: this kernel cannot share registered memory\n");
         return;
     }
-    more = aligned(AREA_BYTES);
+    uint8_t *more = aligned(AREA_BYTES);
     ck_assert_uint_eq(work(0), 0);
     ck_assert_uint_eq(rings_with(1, 1), 1);
     ck_assert_uint_eq(rings_with(0, 1), 1); /* to take over from */

@@ -13,12 +13,11 @@ static struct ht_dev *dev;
 TEST_LOOP(a_buffer_at_any_address_and_long_transfers_work, KINDS)
 {
     const size_t len = 11 * HT_MIB + BLOCK;
-    uint8_t *buf;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
     if (!dev)
         return;
-    buf = aligned(len + BLOCK);
+    uint8_t *buf = aligned(len + BLOCK);
     for (unsigned shift = 0; shift < 2; shift++) {
         uint8_t *at = buf + shift;
         fill(at, 2 * BLOCK, len, shift);
@@ -37,12 +36,11 @@ TEST_LOOP(a_buffer_at_any_address_and_long_transfers_work, KINDS)
 TEST_LOOP(a_refused_request_moves_nothing, KINDS)
 {
     struct ht_dev_counters c;
-    uint8_t *buf;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
     if (!dev)
         return;
-    buf = aligned(3 * HT_MIB);
+    uint8_t *buf = aligned(3 * HT_MIB);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, 2 * HT_MIB + 8), -EINVAL);
     ck_assert_int_eq(ht_dev_write(dev, 8, buf, BLOCK), -EINVAL);
     ck_assert_int_eq(ht_dev_write(dev, DEV_BYTES - 2 * HT_MIB, buf, 3 * HT_MIB), -EINVAL);
@@ -95,17 +93,15 @@ TEST_LOOP(many_threads_at_once_share_a_device, KINDS)
 /* A child that used its parent's rings would take the parent's completions. */
 TEST_LOOP(a_forked_child_has_a_ring_of_its_own, KINDS)
 {
-    uint8_t *buf;
     int status;
-    pid_t child;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
     if (!dev)
         return;
-    buf = aligned(BLOCK);
+    uint8_t *buf = aligned(BLOCK);
     fill(buf, 0, BLOCK, 1);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
-    child = fork();
+    pid_t child = fork();
     if (child == 0) {
         bool ok = !write_and_read((void *)1);
         _exit(ok ? 0 : 1);

@@ -697,14 +697,13 @@ static void serve_hostile(struct hostile *h)
 __attribute__((constructor)) static void be_hostile(int argc, char **argv)
 {
     struct hostile h = {0};
-    size_t slots;
 
     if (argc != 6 || !strstr(argv[0], "hitrain-vault-hostile"))
         return;
     h.kind = strchr(argv[1], ':') + 1;
     h.socket = atoi(argv[2]);
     h.memory = atoi(argv[3]);
-    slots = (size_t)atoi(argv[4]);
+    size_t slots = (size_t)atoi(argv[4]);
     h.slot_bytes = (size_t)atoi(argv[5]);
     h.slots = mmap(NULL, slots * h.slot_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, h.memory, 0);
     char path[300];

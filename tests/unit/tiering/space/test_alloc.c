@@ -94,10 +94,9 @@ TEST(whole_chunks_are_whole_groups_and_small_ones_share)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
     struct ht_extent big[HT_FRAGS_MAX], small[HT_FRAGS_MAX];
-    uint64_t group;
 
     ck_assert_int_eq(take(a, 16, -1, small), 1);
-    group = small[0].block / 256;
+    uint64_t group = small[0].block / 256;
     for (int i = 0; i < 15; i++) {
         ck_assert_int_eq(take(a, 16, -1, small), 1);
         ck_assert_uint_eq(small[0].block / 256, group);

@@ -102,11 +102,10 @@ static void expect_newest(const struct ht_super *sb)
 /* Returns whether the other came in between. */
 static bool claim_with(void (*what)(void), unsigned at, unsigned devices)
 {
-    struct ht_super sb;
     struct ht_claim *claim;
 
     make(devices);
-    sb = store;
+    struct ht_super sb = store;
     other.rc = 1;
     due = at;
     between = what;

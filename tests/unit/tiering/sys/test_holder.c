@@ -16,10 +16,9 @@ static _Atomic bool stop;
 static int take_lock(const char *name)
 {
     char path[64];
-    int fd;
 
     snprintf(path, sizeof(path), "%s/%s", folder, name);
-    fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(unlink(path), 0);
     ck_assert_int_eq(flock(fd, LOCK_EX), 0);

@@ -12,12 +12,11 @@
 TEST(memory_is_aligned_populated_and_given_back)
 {
     struct ht_pinned m;
-    uint8_t *p;
 
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 5 * HT_MIB, NULL), 0);
     ck_assert_uint_eq(m.bytes, 6 * HT_MIB);
     ck_assert_uint_eq((uintptr_t)m.base % (2 * HT_MIB), 0);
-    p = m.base;
+    uint8_t *p = m.base;
     for (size_t i = 0; i < m.bytes; i += 512)
         ck_assert_uint_eq(p[i], 0);
     p[m.bytes - 1] = 0xa5;
@@ -51,13 +50,12 @@ TEST(memory_is_divided_in_proportion)
 {
     struct ht_nodes nodes = same_node(3, 1);
     struct ht_pinned m;
-    uint8_t *p;
 
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 20 * HT_MIB, &nodes), 0);
     ck_assert_uint_eq(ht_pinned_parts(&m), 2);
     ck_assert_uint_eq(ht_pinned_part_bytes(&m, 0), 14 * HT_MIB); /* whole huge pages */
     ck_assert_uint_eq(ht_pinned_part_bytes(&m, 1), 6 * HT_MIB);
-    p = m.base;
+    uint8_t *p = m.base;
     ck_assert_uint_eq(ht_pinned_part_of(&m, p), 0);
     ck_assert_uint_eq(ht_pinned_part_of(&m, p + 14 * HT_MIB - 1), 0);
     ck_assert_uint_eq(ht_pinned_part_of(&m, p + 14 * HT_MIB), 1);
@@ -129,13 +127,12 @@ TEST(a_lock_limit_costs_the_lock_only)
 {
     struct rlimit none = {0, 0};
     struct ht_pinned m;
-    bool limited;
 
     /* Root is not bound by the limit. */
     ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &none), 0);
     if (geteuid() == 0)
         ck_assert_int_eq(seteuid(65534), 0);
-    limited = mlock(&none, sizeof(none)) != 0; /* sanitizers make mlock a success that does nothing */
+    bool limited = mlock(&none, sizeof(none)) != 0; /* sanitizers make mlock a success that does nothing */
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, NULL), 0);
     ck_assert(!limited || !m.locked);
     memset(m.base, 1, m.bytes);

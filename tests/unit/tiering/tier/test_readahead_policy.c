@@ -136,11 +136,9 @@ static struct ht_readahead_target note_both(uint64_t off, uint64_t len)
 
 TEST(a_reader_that_goes_down_is_seen_after_two_units)
 {
-    struct ht_readahead_target t;
-
     both = (struct ht_readahead_both){0};
     ck_assert(!note_both(100 * MIB, MIB).any);
-    t = note_both(99 * MIB, MIB);
+    struct ht_readahead_target t = note_both(99 * MIB, MIB);
     ck_assert(t.any && t.downwards);
     ck_assert_uint_eq(t.to, 97 * MIB);
     for (uint64_t at = 98; at > 40; at--) {

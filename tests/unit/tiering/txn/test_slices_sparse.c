@@ -65,14 +65,13 @@ static void double_up(struct ht_obj *o)
 
 TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
 {
-    struct ht_obj *many, *copy;
     uint8_t block[CHUNK];
     pthread_t reader;
 
     setup();
     memset(block, 3, sizeof(block));
-    many = object(CHUNK, 0);
-    copy = object(CHUNK, 0);
+    struct ht_obj *many = object(CHUNK, 0);
+    struct ht_obj *copy = object(CHUNK, 0);
     put_synced(many, 0, block, sizeof(block));
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
     begin();
