@@ -54,7 +54,7 @@ static struct ht_range *take_of(struct ht_root *root, int numa_index) HT_REQUIRE
 /* For the spare worker. */
 static struct ht_range *take_neglected(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (o->idle || o->stopping)
+    if (o->idle)
         return NULL;
     ht_list_for_each_entry(root, &o->ready, struct ht_root, ready)
         if (!root->running)
@@ -82,10 +82,12 @@ struct ht_range *ht_opt_take_range(const struct ht_worker *w, bool second)
     return take_of(root, w->numa_index);
 }
 
-static void wait_for_work(struct ht_optim *o, bool away) HT_REQUIRES(HT_LOCK_OPTIM)
+static void wait_for_work(const struct ht_worker *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (away) {
-        ht_cond_wait(&o->away_work, ht_optim_lock(o));
+    struct ht_optim *o = w->o;
+
+    if (w->away || w->is_spare) {
+        ht_cond_wait(w->away ? &o->away_work : &o->spare, ht_optim_lock(o));
         return;
     }
     if (o->lends && !o->serves) {
@@ -103,12 +105,10 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w)
     struct ht_range *r = NULL;
 
     lock(o);
-    while (w->is_spare && !o->stopping && !(r = take_neglected(o)))
-        ht_cond_wait(&o->spare, ht_optim_lock(o));
-    if (!r && !w->away && is_unit_due(o) && !ht_list_empty(&o->ready))
+    if (!w->away && !w->is_spare && is_unit_due(o) && !ht_list_empty(&o->ready))
         serve_background(o, true);
-    while (!r && !o->stopping && !(r = ht_opt_take_range(w, false)))
-        wait_for_work(o, w->away);
+    while (!o->stopping && !(r = w->is_spare ? take_neglected(o) : ht_opt_take_range(w, false)))
+        wait_for_work(w);
     unlock(o);
     return r;
 }
