@@ -7,8 +7,8 @@ that of the vault have a latency, too (steady_device.c). So no disk of this mach
 paths needs that, so its fast device is a file that a cgroup limits. DEVICE=steady or limited takes one kind in all parts. Sides that are compared
 take turns, and figures are medians over runs. All of them go to cold.jsonl. Missed targets are named at the end.
 
-vault   a cold model: its first read beside `get` of whole segments, its second one beside that of a local model; `restore --cold`
-        beside a restore, its log; refusals when the program of the vault stands still
+vault   a cold model: first reads of parameters and of state beside `get` of whole segments, the second one beside that of a local model;
+        the log of `restore --cold`, and its time beside a restore of a larger model; refusals when the program of the vault stands still
 beside  a model that fits the fast device, and commits of a small one: alone, beside a slow device, and beside a silent one
 paths   `paths=all`, larger than memory, beside the sum of both rates; then the slow device becomes ten times slower
 state   a model four times as large as the fast device: bytes of a step beside the least
@@ -119,8 +119,8 @@ def read_direct(path, first=0, count=None):
     return done
 
 
-def read_model(root):
-    return sum(read_direct(p) for p in contents(root))
+def read_all(paths):
+    return sum(map(read_direct, paths))
 
 
 def whole_segments(url):
@@ -134,14 +134,14 @@ def whole_segments(url):
 
 
 class Cold:
-    """A model of parameters alone, of LARGE tensors."""
+    """A model of LARGE tensors and their momentum."""
 
     def __init__(self, b):
         self.b, self.chunks = b, b.args.cold_mib
-        self.count = self.chunks * MIB
-        self.device = fast_device(b.folder / 'cold', self.count * 5 + (1 << 30), b.args)
+        self.count, self.larger = self.chunks * MIB, b.args.restore_mib * MIB
+        self.device = fast_device(b.folder / 'cold', self.count * 5 + self.larger * 4 + (1 << 30), b.args)
         self.store = Store(self.device, b.folder / 'cold', self.count // 4, LARGE)
-        size = self.count + self.count // 8 + 256 * MIB
+        size = (self.count + self.larger) * 9 // 8 + 256 * MIB
         self.vault = Vault(b.folder, SteadyDevice(b.folder / 'vault', size, b.args.slow_limit, b.args.latency_us))
         self.root, self.cold, self.warm = (self.store.point / name for name in ('model', 'cold', 'warm'))
         self.url = f'{self.vault.url}/job'
@@ -154,30 +154,39 @@ class Cold:
         self.device.slow(on)
         self.vault.device.slow(on)
 
-    def prepare(self):
-        """The model's step in the vault. The first cold model also makes the store know it."""
-        run(PROGRAMS / 'mkfs.hitrain', '--no-discard', self.device.path)
-        self.store.start(2 * self.count)
+    def archive(self, count, url):
+        """A step of a new model of so many bytes goes to the vault."""
         self.slow(False)
         self.root.mkdir()
-        for n in range(LARGE):
-            path = self.root / f'p{n}'
+        files = [self.root / f'p{n}' for n in range(LARGE)]
+        for path in files:
             path.touch()
             os.setxattr(path, 'user.hitrain.dtype', b'f32')
-            write_file(path, self.count // LARGE)
-        os.setxattr(self.root, 'user.hitrain.optimizer', b'sgd lr=1')
+            write_file(path, count // LARGE // 2)
+        os.setxattr(self.root, 'user.hitrain.optimizer', b'sgd lr=1 momentum=0.9')
+        for path in files:
+            with open(self.root / f'.hitrain/state/{path.name}/momentum_buffer', 'r+b', buffering=0) as f:
+                for _ in range(count // LARGE // 2 // MIB):
+                    f.write(os.urandom(MIB))
+        tell(self.root, 'commit')
         tell(self.root, 'snapshot first')
-        self.vault.ctl('archive', self.root, 'first', self.url)
+        self.vault.ctl('archive', self.root, 'first', url)
         tell(self.root, 'forget *')
         run('rm', '-r', self.root, seconds_max=SETUP_SECONDS_MAX)
+
+    def prepare(self):
+        """The first cold model also makes the store know the vault."""
+        run(PROGRAMS / 'mkfs.hitrain', '--no-discard', self.device.path)
+        self.store.start(2 * self.count)
+        self.archive(self.count, self.url)
         self.vault.ctl('restore', self.url, self.cold, '--cold')
         self.store.stop()
 
-    def restored(self, path, *words):
+    def restored(self, url, path, *words):
         """Seconds, and bytes of the log that it keeps."""
         self.vault.empty_cache()
         before = number(self.store.point, 'log_reserved_bytes')
-        _, seconds = self.vault.ctl('restore', self.url, path, *words)
+        _, seconds = self.vault.ctl('restore', url, path, *words)
         return seconds, number(self.store.point, 'log_reserved_bytes') - before
 
     def once(self):
@@ -186,19 +195,33 @@ class Cold:
         self.vault.empty_cache()
         got = whole_segments(self.vault.url)
         run('rm', '-r', self.cold)
-        warm_s, _ = self.restored(self.warm)
-        cold_s, log = self.restored(self.cold, '--cold')
+        self.slow(False)
+        self.restored(self.url, self.warm)
+        _, log = self.restored(self.url, self.cold, '--cold')
         self.store.stop()
         self.vault.empty_cache()
         self.start()
-        read = self.count / seconds_of(lambda: read_model(self.cold))
-        read_model(self.warm)
-        again = {root: self.count / min(seconds_of(lambda root=root: read_model(root)) for _ in range(3)) for root in (self.cold, self.warm)}
-        self.b.said(f'get of segments {got / MIB:.1f} MiB/s, cold read {read / MIB:.1f}, second one {again[self.cold] / MIB:.0f}, '
-                    f'local {again[self.warm] / MIB:.0f}; restore {warm_s:.2f} s, --cold {cold_s:.2f} s')
+        cold, warm = (list(contents(root)) for root in (self.cold, self.warm))
+        first = [self.count / 2 / seconds_of(lambda part=part: read_all(part)) for part in (cold[::2], cold[1::2])]
+        read_all(warm)
+        again = [self.count / min(seconds_of(lambda paths=paths: read_all(paths)) for _ in range(3)) for paths in (cold, warm)]
+        self.b.said(f'get of segments {got / MIB:.1f} MiB/s, cold read of parameters {first[0] / MIB:.1f}, of state {first[1] / MIB:.1f}, '
+                    f'second one {again[0] / MIB:.0f}, local {again[1] / MIB:.0f}')
         run('rm', '-r', self.warm, seconds_max=SETUP_SECONDS_MAX)
         self.store.stop()
-        return read / got, again[self.cold] / again[self.warm], cold_s / warm_s, log / self.chunks / CHUNK_RECORD_BYTES
+        return first[0] / got, first[1] / got, again[0] / again[1], log / self.chunks / CHUNK_RECORD_BYTES
+
+    def restores(self):
+        """restore --cold of the larger model, of the time of a restore."""
+        url = f'{self.vault.url}/larger'
+        self.store.start(2 * self.count)
+        self.archive(self.larger, url)
+        self.slow(True)
+        warm_s, _ = self.restored(url, self.warm)
+        cold_s = statistics.median(self.restored(url, self.store.point / f'cold{n}', '--cold')[0] for n in range(self.b.args.runs))
+        self.b.said(f'{self.larger / MIB:.0f} MiB: restore {warm_s:.2f} s, --cold {cold_s:.2f} s')
+        self.store.stop()
+        return cold_s / warm_s
 
     def program(self):
         """The number of the process that reads the vault for the daemon."""
@@ -233,10 +256,11 @@ def vault(b):
     c.prepare()
     rows = zip(*(c.once() for _ in range(b.args.runs)))
     for values, (what, target, most) in zip(rows, (('first read, sequential, of get of whole segments', READ_MIN, False),
+                                                   ('the same, of state', READ_MIN, False),
                                                    ('second read, of that of a local model', SECOND_MIN, False),
-                                                   ('restore --cold, of the time of a restore', RESTORE_MAX, True),
                                                    (f'its log for each chunk, of {CHUNK_RECORD_BYTES} bytes', RECORD_MAX, True))):
         b.figure(what, statistics.median(values), '', target, most)
+    b.figure(f'restore --cold of {b.args.restore_mib} MiB, of the time of a restore', c.restores(), '', RESTORE_MAX)
     first, *took = c.refusals()
     b.figure('a silent vault: the first read waits', first / 1000, 's')
     b.figure('reads after it: refused, the median within', statistics.median(took), 'ms', REFUSAL_MAX_MS)
@@ -457,6 +481,7 @@ def parse_args():
     p.add_argument('--steps', type=int, default=4, help='of each measurement')
     p.add_argument('--elements', type=int, default=16 * MIB, help=f'parameters, in {FILES} files; twice as many in the part paths')
     p.add_argument('--cold-mib', type=int, default=512, help=f'of the cold model, in {LARGE} files')
+    p.add_argument('--restore-mib', type=int, default=1024, help='of the model that is restored')
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way, of a fast device')
     p.add_argument('--slow-limit', type=int, default=75 * MIB, help='of a slow one, and of the vault')
     p.add_argument('--latency-us', type=int, default=2000, help='of these')

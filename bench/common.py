@@ -112,6 +112,8 @@ def begin(name):
     if os.geteuid():
         give_up('mounting and loop devices need root')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    # hitrainctl finds this Python, and no script that looks for one, which takes longer than many commands.
+    os.environ['PATH'] = f'{os.path.dirname(sys.executable)}:{os.environ["PATH"]}'
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f'{name}-', dir=BUILD / 'bench'))
     atexit.register(remove_folder, folder)  # registered first, so that it is done last
     return folder

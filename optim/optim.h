@@ -315,9 +315,14 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name);
 /* Size of the file: elements x 4, or 4 for "step". 0 while there is no state. -ENOENT: unknown name. */
 int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name);
-/* Waits for the queued updates of the range. WAITS. */
-ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
-                            void *buf, size_t len) HT_MUST_CHECK;
+/* Waits for the queued updates of the range. reader: for readahead, or NULL. WAITS. */
+ssize_t ht_optim_state_read_for(struct ht_optim *o, const struct ht_param_desc *desc, const char *name,
+                                struct ht_obj_reader *reader, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+static inline HT_MUST_CHECK ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc,
+                                                        const char *name, uint64_t off, void *buf, size_t len)
+{
+    return ht_optim_state_read_for(o, desc, name, NULL, off, buf, len);
+}
 /* As ht_obj_same, for a state of two parameters that do not change meanwhile. False also where it does not know. */
 bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, const struct ht_param_desc *b,
                          const char *name, uint64_t off, uint64_t *out_end);

@@ -52,6 +52,7 @@ struct ht_hidden_file {
     struct ht_grad *grad;
     struct ht_topk *topk;
     const char *state; /* name */
+    struct ht_obj_reader reader;
     struct session *session;
     struct ht_buf text;
     struct ht_feed *feed;
@@ -175,7 +176,8 @@ static int open_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 
 static ssize_t read_state(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
-    return ht_optim_state_read(f->ctl->optim, &f->param, f->state, off, buf, len);
+    return ht_optim_state_read_for(f->ctl->optim, &f->param, f->state, f->background ? NULL : &f->reader, off, buf,
+                                   len);
 }
 
 static ssize_t write_state(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
@@ -626,6 +628,7 @@ void ht_hidden_release(struct ht_hidden_file *f)
     ht_ctl_unlink(f->ctl, &f->link);
     if (f->row->close)
         f->row->close(f);
+    ht_obj_reader_end(&f->reader);
     if (f->row->of_param)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->feed)

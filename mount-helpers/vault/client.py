@@ -225,6 +225,10 @@ class Client(Engine):
             self.ends_at_once = 0
             raise Failed(f'{self.url}: {self.path} ends before it answers (status {status}); run it by hand to see why')
 
+    def start(self):
+        """The program starts while the caller does something else before its first call."""
+        self._program(time.monotonic() + self.timeout)
+
     def exchange(self, verb, key, deadline, parts=(), offset=0, length=0, lend=False):
         program = self._program(deadline)
         slot = program.take_slot(deadline)

@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl restore URL/JOB[@STEP]|- DIR: a new model root, from a vault or a pipe, or with --cold one whose content stays there."""
+import contextlib
 import importlib
 import os
 import sys
 
-from restore import from_chain, from_pipe, report
 import engine
 import jobs
 import words
+
+
+@contextlib.contextmanager
+def opened(place, name):
+    """The engine of a place, and a module. The program of the engine starts while Python loads that."""
+    with engine.open(place) as e:
+        e.start()
+        yield e, importlib.import_module(name)
 
 
 def run(given):
@@ -27,19 +35,19 @@ def run(given):
     if url == '-':
         if os.isatty(0):
             raise words.Usage('restore - reads a step from a file or a pipe, and standard input is a terminal')
-        report(path, from_pipe(path, o['base']), o['json'], sys.stdout)
+        restore = importlib.import_module('restore')
+        restore.report(path, restore.from_pipe(path, o['base']), o['json'], sys.stdout)
         return
     if o['shard']:
         return shard_from_vault(url, path, o)
     if o['cold']:
         return cold_from_vault(url, path, o)
-    report(path, from_vault(url, path, o['base'], o['rank'] or (0, 1)), o['json'], sys.stdout)
+    from_vault(url, path, o)
 
 
 def shard_from_vault(url, path, o):
-    elastic = importlib.import_module('elastic')
     place, job, step = engine.split_job(url)
-    with engine.open(place) as e:
+    with opened(place, 'elastic') as (e, elastic):
         vault = jobs.open_vault(e)
         chain = jobs.chain_of(e, vault, job, step)
         done = elastic.from_chain(path, e, vault, job, chain, o['shard'], o['lost'], o['base'])
@@ -47,16 +55,16 @@ def shard_from_vault(url, path, o):
 
 
 def cold_from_vault(url, path, o):
-    cold = importlib.import_module('cold')
     place, job, step = engine.split_job(url)
-    with engine.open(place) as e:
+    with opened(place, 'cold') as (e, cold):
         done, cold_bytes = cold.from_vault(path, e, jobs.open_vault(e), job, step, o['rank'] or (0, 1))
     cold.report(path, done, cold_bytes, o['json'])
 
 
-def from_vault(url, path, base, rank):
-    """Restored. To a logged step lead the full one before it and the logged ones between."""
+def from_vault(url, path, o):
+    """To a logged step lead the full one before it and the logged ones between."""
     place, job, step = engine.split_job(url)
-    with engine.open(place) as e:
+    with opened(place, 'restore') as (e, restore):
         vault = jobs.open_vault(e)
-        return from_chain(path, e, vault, job, jobs.chain_of(e, vault, job, step), base, rank)
+        done = restore.from_chain(path, e, vault, job, jobs.chain_of(e, vault, job, step), o['base'], o['rank'] or (0, 1))
+    restore.report(path, done, o['json'], sys.stdout)

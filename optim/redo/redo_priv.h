@@ -9,13 +9,6 @@ struct ht_obj;
 struct ht_param;
 struct ht_root;
 
-/* For ht_obj_read_in_place: bytes that were read are in the buffer ctx already, or in an image. */
-static inline void ht_opt_redo_copy(void *ctx, const void *bytes, size_t len)
-{
-    if (bytes != ctx)
-        memcpy(ctx, bytes, len);
-}
-
 /* -------------------------------------------------------- redo_summary.c */
 
 /* The step has been counted, all its updates have run. False: it cannot be logged. */

@@ -128,7 +128,7 @@ static ssize_t read_part(struct ht_optim_redo *r, uint64_t off, void *buf, size_
     off -= r->step.bytes;
     if (off >= r->step.at)
         return 0;
-    return ht_obj_read_in_place(r->obj, &r->reader, off, buf, ht_min_u64(len, r->step.at - off), ht_opt_redo_copy, buf);
+    return ht_obj_read_for(r->obj, &r->reader, off, buf, ht_min_u64(len, r->step.at - off));
 }
 
 ssize_t ht_optim_redo_read(struct ht_optim_redo *r, uint64_t off, void *buf, size_t len)

@@ -362,14 +362,9 @@ static bool grow_buffer(uint8_t **buf, size_t *have, size_t bytes)
 /* Of the present step. Its gradients lie in the order of its pieces. */
 static int read_bytes(struct replay *w, uint64_t at, uint8_t *buf, size_t len)
 {
-    for (size_t done = 0, part; done < len; done += part) {
-        part = ht_min_u64(len - done, sizeof(w->copy));
-        ssize_t n =
-            ht_obj_read_in_place(w->now->obj, &w->now->reader, at + done, w->copy, part, ht_opt_redo_copy, buf + done);
-        if (n != (ssize_t)part)
-            return n < 0 ? (int)n : -EUCLEAN;
-    }
-    return 0;
+    ssize_t n = ht_obj_read_for(w->now->obj, &w->now->reader, at, buf, len);
+
+    return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
 
 /* Sizes are checked: entries are a MiB at most, and elements those of a range. */

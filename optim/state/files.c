@@ -380,8 +380,8 @@ static ssize_t read_step(struct ht_param *p, uint64_t off, void *buf, size_t len
     return (ssize_t)len;
 }
 
-ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
-                            void *buf, size_t len)
+ssize_t ht_optim_state_read_for(struct ht_optim *o, const struct ht_param_desc *desc, const char *name,
+                                struct ht_obj_reader *reader, uint64_t off, void *buf, size_t len)
 {
     struct ht_obj *obj = NULL;
     struct ht_layout layout;
@@ -413,7 +413,7 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
         rc = read_step(p, off, buf, len);
     unlock(o);
     if (obj)
-        rc = ht_obj_read(obj, off, buf, len);
+        rc = ht_obj_read_for(obj, reader, off, buf, len);
     ht_obj_put(obj);
     ht_opt_param_put(p);
     return rc;

@@ -132,6 +132,20 @@ def test_a_second_read_comes_from_memory(last_week):
     assert number(b, 'cold_read_bytes') == read
 
 
+@pytest.mark.parametrize('name', ['w', '.hitrain/state/w/exp_avg'])
+def test_a_reader_of_parameters_or_state_is_read_ahead(last_week, name):
+    _, _, _, b = last_week
+    cold_copy(last_week)
+    before = number(b, 'cold_read_bytes')
+    fd = os.open(b / 'model' / name, os.O_RDONLY | os.O_DIRECT)
+    try:
+        for at in range(4):
+            assert len(os.pread(fd, MIB, at * MIB)) == MIB
+        wait_for(lambda: number(b, 'cold_read_bytes') - before > 4 * MIB, 'more than was read comes')
+    finally:
+        os.close(fd)
+
+
 def test_a_cold_model_survives_a_crash(last_week):
     root, vault, store, b = last_week
     cold_copy(last_week)

@@ -98,11 +98,11 @@ int ht_obj_numa_index(struct ht_obj *o, uint64_t offset);
 /* ----------------------------------------------------------------- bytes */
 
 /*
- * A reader of an object through one descriptor: how far the store has read ahead for it. All zero at first, and the
- * store's from the first read on, until its end. The object outlives it.
+ * A reader through one descriptor: how far the store has read ahead for it. All zero at first, and the store's from the
+ * first read on, until its end. A file of state may get another object: then the reader begins again there.
  */
 struct ht_obj_reader {
-    struct ht_obj *obj;     /* NULL: has not read yet */
+    struct ht_obj *obj;     /* that it read last, with a reference; NULL: has not read yet */
     struct ht_list pending; /* in a list while there is something to read ahead */
     struct ht_readahead_both streams;
     bool downwards;     /* the chunks to read ahead are [end, next), the highest first; else [next, end) */
@@ -116,6 +116,9 @@ void ht_obj_reader_end(struct ht_obj_reader *reader);
  * for its permits with no chunk; it holds no lock. WAITS.
  */
 ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+/* The same with readahead. reader: may be NULL. */
+ssize_t ht_obj_read_for(struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, void *buf,
+                        size_t len) HT_MUST_CHECK;
 
 /*
  * The same without a copy if one chunk has the whole range: fn is called once, with the bytes in the chunk's image, or

@@ -130,14 +130,28 @@ static void aim_down(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uin
     skip_unwanted(o, r);
 }
 
+/* What it waits for in the object stays counted. */
+static void leave_object(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = r->obj;
+
+    if (!o)
+        return;
+    ht_list_del(&r->pending);
+    *r = (struct ht_obj_reader){.missing = r->missing};
+    ht_obj_put_locked(o);
+}
+
 void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
 {
     struct ht_store *s = o->s;
 
     if (!len)
         return;
-    if (!r->obj) {
+    if (r->obj != o) {
+        leave_object(r);
         r->obj = o;
+        o->refs++;
         ht_list_init(&r->pending);
     }
     uint64_t unit = ht_obj_bytes_per_chunk(o), at = off >> o->chunk_shift, most = stream_bytes_max(s);
@@ -162,12 +176,13 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
 
 void ht_obj_reader_end(struct ht_obj_reader *r)
 {
-    if (!r->obj)
+    struct ht_store *s = r->obj ? r->obj->s : NULL;
+
+    if (!s)
         return;
-    ht_store_lock(r->obj->s);
-    ht_list_del(&r->pending);
-    ht_store_unlock(r->obj->s);
-    r->obj = NULL;
+    ht_store_lock(s);
+    leave_object(r);
+    ht_store_unlock(s);
 }
 
 /*

@@ -232,6 +232,15 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
     return read_for(o, NULL, off, buf, len);
 }
 
+ssize_t ht_obj_read_for(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, void *buf, size_t len)
+{
+    ht_store_lock(o->s);
+    if (r)
+        ht_obj_reader_note(o, r, off, off < o->size ? ht_min_u64(len, o->size - off) : 0);
+    ht_store_unlock(o->s);
+    return read_for(o, r, off, buf, len);
+}
+
 /*
  * Finds the bytes in place, and holds their chunk shared; *out_bytes is NULL when no single image has them.
  */

@@ -42,14 +42,16 @@ static void grow(struct ht_weights_way *e, double busy_speed, double speed)
 
 /*
  * busy_speed: bytes over busy time, the most that the device may be able to do; speed: over the time in which the
- * busiest device was in use that way, what it does.
+ * busiest device was in use that way, what it does. back: the other direction.
  */
-static void follow(struct ht_weights_way *e, double busy_speed, double speed)
+static void follow(struct ht_weights_way *e, const struct ht_weights_way *back, double busy_speed, double speed)
 {
-    double was = e->bytes_per_s;
+    double was = e->bytes_per_s, first = speed * FIRST;
 
+    if (back->known && back->bytes_per_s > first)
+        first = back->bytes_per_s;
     if (!e->known || (busy_speed > 0 && was <= 0)) {
-        e->bytes_per_s = busy_speed < speed * FIRST ? busy_speed : speed * FIRST;
+        e->bytes_per_s = busy_speed < first ? busy_speed : first;
         e->dropped_from = 0;
         prove(e, speed, REACH);
     } else if (busy_speed < was) {
@@ -99,13 +101,13 @@ static uint64_t time_in_use(const struct ht_weights_way *e, const struct moved *
     return ht_max_u64(ns, m->busy_ns - e->seen_busy_ns);
 }
 
-static void look_at_way(struct ht_weights_way *e, const struct moved *m)
+static void look_at_way(struct ht_weights_way *e, const struct ht_weights_way *back, const struct moved *m)
 {
     uint64_t bytes = m->bytes - e->seen_bytes, busy_ns = m->busy_ns - e->seen_busy_ns;
 
     if (goes_on(e, m)) {
         if (busy_ns > 0 && is_whole(bytes, busy_ns, m->now_ns - e->seen_ns))
-            follow(e, per_second(bytes, busy_ns), per_second(bytes, time_in_use(e, m)));
+            follow(e, back, per_second(bytes, busy_ns), per_second(bytes, time_in_use(e, m)));
         else if (m->store_ns - e->seen_store_ns >= HT_WEIGHTS_FORGET_NS)
             e->known = false;
         else
@@ -141,7 +143,7 @@ static void look_at_ways(struct ht_weights *w, uint64_t now_ns, const struct ht_
     for (unsigned i = 0; i < count; i++) {
         for (unsigned k = 0; k < HT_WEIGHTS_WAYS; k++) {
             const struct moved m = {now_ns, devices[i].way[k].bytes, devices[i].way[k].busy_ns, use_ns[k], store_ns};
-            look_at_way(&w->device[i].way[k], &m);
+            look_at_way(&w->device[i].way[k], &w->device[i].way[!k], &m);
         }
     }
 }

@@ -4,11 +4,12 @@
  * space is free. Pure: counts and clock are the caller's, and the clock is never the wall clock.
  *
  * A device that is not busy all the time may look faster than it is: the buffer of a drive or a limiter of its speed
- * lets short bursts pass. So an estimate is bytes over busy time, and falls with that. It begins with at most
- * three times what the device moves in all the time in which the store is in use that way, and grows only to a tenth
- * more than that: with the larger share it has to prove more. If it does so several times in a row, the estimate grows
- * faster. Reads come from where content was written before, so they prove it late. An estimate is forgotten when the
- * store has been in use for HT_WEIGHTS_FORGET_NS without a sample of it.
+ * lets short bursts pass. So an estimate is bytes over busy time, and falls with that. It begins with at most three
+ * times what the device moves in all the time in which the store is in use that way, or with the estimate of the other
+ * direction if that is more: a device that got little of the first writes has shown by its reads what it can do. It
+ * grows only to a tenth more than what the device moves: with the larger share it has to prove more. If it does so
+ * several times in a row, the estimate grows faster. Reads come from where content was written before, so they prove it
+ * late. An estimate is forgotten when the store has been in use for HT_WEIGHTS_FORGET_NS without a sample of it.
  *
  * One sample of less than half of an estimate may be a stall: the estimate goes half of the way. A second one in a row
  * of less than half of that estimate is no stall: the estimate is what was measured. So what a step has written when

@@ -422,6 +422,30 @@ TEST(state_files_are_named_and_sized)
     ck_assert_str_eq(name, "master");
 }
 
+TEST(a_reader_of_state_is_read_ahead)
+{
+    enum { BYTES = 6 * MIB, PARTS = 4 };
+    struct ht_obj_reader r = {0};
+    float *x = test_alloc(BYTES), *got = test_alloc(MIB);
+
+    w.dram_bytes = 64 * MIB;
+    fixture_open_as(&w, NULL, 1);
+    p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, BYTES / 4, MIB);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_param_desc desc = fixture_desc(p);
+    for (uint64_t i = 0; i < p->n; i++)
+        x[i] = (float)i;
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, x, BYTES), BYTES);
+    for (uint64_t i = 0; i < PARTS; i++) {
+        ck_assert_int_eq(ht_optim_state_read_for(w.o, &desc, "exp_avg", &r, i * MIB, got, MIB), MIB);
+        ck_assert_int_eq(memcmp(got, x + i * MIB / 4, MIB), 0);
+    }
+    ck_assert_ptr_nonnull(r.obj);
+    ck_assert_uint_gt(r.streams.up.window, 0);
+    ht_obj_reader_end(&r);
+    fixture_close(&w);
+}
+
 TEST(state_can_be_written_between_steps)
 {
     begin(HT_DTYPE_F32);

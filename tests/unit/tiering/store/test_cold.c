@@ -5,12 +5,14 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/cold.h"
 #include "tiering/base/hash.h"
+#include "tiering/data/cold.h"
 #include "tiering/object/context.h"
 
 enum { LEASE = 7, SEGMENT = 3, ROOT = 77, BLOCKS = 6, UNITS = MIB / HT_BLOCK_BYTES, TAIL = 12345 };
 
 static char folder[] = "/tmp/hitrain-cold-XXXXXX";
 static char url[64];
+static uint32_t vault_timeout_ms;
 static const uint8_t uuid[16] = {1, 2, 3}, other[16] = {9};
 static uint8_t *content;
 
@@ -94,6 +96,7 @@ static void mount_vault(bool threads)
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,
+                                 .vault_timeout_ms = vault_timeout_ms,
                                  .vault_programs = "mount-helpers/vault"};
 
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
@@ -369,15 +372,20 @@ TEST(prefetch_and_readers_bring_content_ahead)
     ht_obj_reader_end(&r);
 }
 
-/* Each chunk is still on its way when the reader comes to it: that is no eviction. */
-TEST(a_reader_that_waits_for_the_vault_reads_ahead_all_the_same)
+static void write_faults(const char *lines)
 {
     FILE *faults = fopen(in_folder("~faults"), "w");
 
     ck_assert_ptr_nonnull(faults);
-    ck_assert_int_ge(fputs("**delay=0.02 get seg/\n", faults), 0);
+    ck_assert_int_ge(fputs(lines, faults), 0);
     ck_assert_int_eq(fclose(faults), 0);
     snprintf(url, sizeof(url), "test:%s", folder);
+}
+
+/* Each chunk is still on its way when the reader comes to it: that is no eviction. */
+TEST(a_reader_that_waits_for_the_vault_reads_ahead_all_the_same)
+{
+    write_faults("**delay=0.02 get seg/\n");
     fixture_dram_bytes = 64 * MIB;
     struct ht_obj *o = committed(true);
     struct ht_obj_reader r = {0};
@@ -388,6 +396,62 @@ TEST(a_reader_that_waits_for_the_vault_reads_ahead_all_the_same)
     }
     ck_assert_uint_eq(r.streams.up.window, 4 * MIB);
     ht_obj_reader_end(&r);
+}
+
+/* Has no reader and no fetch anything to come? */
+static bool is_quiet(struct ht_obj *o, const struct ht_obj_reader *r)
+{
+    ht_store_lock(s);
+    bool quiet = ht_list_empty(&r->pending);
+    for (unsigned i = 0; i < BLOCKS; i++)
+        quiet &= !ht_cold_is_coming(o, i);
+    ht_store_unlock(s);
+    return quiet;
+}
+
+/* The vault shows that it is the right one, and then never answers. */
+TEST(readahead_stops_while_the_vault_is_silent)
+{
+    write_faults("delay=0 get vault/\n**lost-before any\n");
+    fixture_dram_bytes = 64 * MIB;
+    vault_timeout_ms = 200;
+    struct ht_obj *o = committed(true);
+    struct ht_obj_reader r = {0};
+    uint8_t *buf = test_alloc(MIB);
+
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_obj_read_for(o, &r, i * MIB, buf, MIB), -EIO);
+        while (!is_quiet(o, &r))
+            usleep(1000);
+    }
+    ht_obj_reader_end(&r);
+}
+
+/* As the file of a state does when that was made anew. */
+TEST(a_reader_begins_again_in_another_object)
+{
+    fixture_dram_bytes = 64 * MIB;
+    struct ht_obj *first = committed(true), *second = cold_object();
+    struct ht_obj_reader r = {0};
+    uint8_t *buf = test_alloc(2 * MIB);
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_obj_read_for(first, &r, 0, buf, 2 * MIB), 2 * MIB);
+    ck_assert_int_eq(memcmp(buf, content, 2 * MIB), 0);
+    ck_assert_ptr_eq(r.obj, first);
+    ck_assert_uint_gt(r.streams.up.window, 0);
+    ck_assert_int_eq(ht_tx_begin(s, 1000, &tx), 0);
+    ht_obj_delete(first, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    put_object(first); /* the reader still has it */
+    ck_assert_int_eq(ht_obj_read_for(second, &r, 3 * MIB, buf, MIB), MIB);
+    ck_assert_int_eq(memcmp(buf, content + 3 * MIB, MIB), 0);
+    ck_assert_ptr_eq(r.obj, second);
+    ck_assert_uint_eq(r.streams.up.window, 0);
+    ht_obj_reader_end(&r);
+    ck_assert_ptr_null(r.obj);
+    commit();
+    ck_assert_uint_eq(cold_bytes(), all_cold);
 }
 
 RUN_TESTS("cold", .timeout_s = 120, .quiet = SILENT, .setup = begin, .teardown = end)

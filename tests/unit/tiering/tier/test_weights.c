@@ -388,6 +388,23 @@ TEST(a_direction_that_is_not_used_is_forgotten)
     ck_assert_msg(share(&s, 0) > .7, "reads count again: %.3f", share(&s, 0));
 }
 
+/* A mount reads first where content lies, and for a moment all writes go elsewhere. */
+TEST(reads_say_how_fast_a_device_is_that_gets_few_of_the_first_writes)
+{
+    struct sim s = begin(2);
+    const double speed[] = {3e8, 1e8};
+
+    move_one_way(&s, 0, speed, 5);
+    for (unsigned i = 0; i < 2 * SECOND / HT_WEIGHTS_PERIOD_NS; i++) {
+        s.d[0].way[1].bytes += (uint64_t)(3e8 * HT_WEIGHTS_PERIOD_NS / 1e9);
+        s.d[0].way[1].busy_ns += HT_WEIGHTS_PERIOD_NS;
+        s.d[1].way[1].bytes += (uint64_t)(1e7 * HT_WEIGHTS_PERIOD_NS / 1e9);
+        s.d[1].way[1].busy_ns += HT_WEIGHTS_PERIOD_NS / 10;
+        (void)look(&s);
+    }
+    check_shares(&s, (double[]){.75, .25}, .01, "few writes");
+}
+
 TEST(a_stalled_device_loses_its_share_and_gets_it_back)
 {
     struct sim s = begin(2);
