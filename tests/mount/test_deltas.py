@@ -383,3 +383,29 @@ def test_hitrainctl_prints_a_delta(mnt):
     assert run('hitrainctl', 'delta', mnt / 'm', check=False).returncode == 2
     done = subprocess.run([str(BIN / 'hitrainctl'), 'delta', '/tmp', '3'], capture_output=True, timeout=120)
     assert done.returncode == 1 and b'/tmp' in done.stderr
+
+
+def test_a_write_to_a_parameter_that_no_step_has_updated_cuts_the_chain(mnt):
+    root = mnt / 'm'
+    new_model(root, 'adamw lr=1e-3 delta=on delta_max=1', w=b'\0' * 4096, frozen=b'\0' * 4096)
+    (root / 'log').touch()
+    os.removexattr(root / 'log', 'user.hitrain.dtype')
+    (root / 'log').write_bytes(b'no tensor')
+    (root / 'saved').touch()
+    word(root / 'saved', 'dtype', 'u8')
+    word(root / 'saved', 'class', 'scratch')
+    sync(root)
+
+    def base(seed):
+        put_gradient(root, 'w', seed)
+        sync(root)
+        return int(delta(root, seed)[0]['base_step'])
+    assert [base(1), base(2)] == [0, 1]
+    with open(root / 'frozen', 'r+b') as f:
+        f.write(b'\1\2\3\4')
+    assert [base(3), base(4)] == [0, 3]
+    os.truncate(root / 'frozen', 4000)
+    assert [base(5), base(6)] == [0, 5]
+    (root / 'log').write_bytes(b'which a trainer writes in each step')
+    (root / 'saved').write_bytes(b'and tensors that its backward needs')
+    assert base(7) == 6
