@@ -87,8 +87,9 @@ int ht_ctl_apply(struct ht_call *q, uint64_t ino)
 int ht_ctl_drop(struct ht_call *q, uint64_t ino)
 {
     struct ht_obj *window = get_window(q->ctl, ino);
-    int rc = ht_optim_drop(q->ctl->optim, q->root, ino, &q->by);
+    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
 
+    rc = rc ? rc : ht_optim_drop(q->ctl->optim, q->root, ino, &q->by);
     if (rc == 0 && window)
         rc = ht_obj_punch(window, 0, ht_obj_size(window));
     ht_obj_put(window);

@@ -239,6 +239,24 @@ static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
+int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err[HT_CTL_ERROR_MAX])
+{
+    char text[MAKING_MAX + 1] = "", now[MAKING_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, root, HT_XATTR_PREFIX "making", text, MAKING_MAX);
+    struct ht_redo_steps s;
+    struct ht_root_stat st;
+
+    if (n <= 0 || ht_optim_redo_steps(c->optim, root, &s) || ht_optim_root_stat(c->optim, root, &st))
+        return 0;
+    snprintf(now, sizeof(now), " %llu %llu", (unsigned long long)s.lineage, (unsigned long long)s.publications);
+    const char *when = strchr(text, ' ');
+    if (!when || strcmp(when, now) != 0 || (or_claimed && !st.open && st.claimed_by[0]))
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "this model is half-made: make it anew, or remove its attribute " HT_XATTR_PREFIX "making to take it so");
+    return -EBUSY;
+}
+
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t bytes;
@@ -389,8 +407,11 @@ static int set_step(const struct request *q)
     }
     ht_mutex_lock(ht_ctl_root_lock(c));
     rc = ht_ctl_may_set_words(c, q->ino, q->ino, "step", q->caller);
-    if (rc == 0 && (rc = ht_optim_root_set_step(c->optim, q->ino, step)) == -EBUSY)
-        ht_last_error_set(c, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    if (rc == 0) {
+        rc = ht_optim_root_set_step(c->optim, q->ino, step);
+        if (rc == -EBUSY)
+            ht_last_error_set(c, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    }
     ht_mutex_unlock(ht_ctl_root_lock(c));
     return rc;
 }
@@ -504,12 +525,11 @@ static ssize_t get_redo(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     bool changed = ht_ns_is_changed(c->ns, ino); /* before the count: a publication in between is counted */
     struct ht_redo_steps s;
 
-    typedef unsigned long long ull;
-
     if (ht_optim_redo_steps(c->optim, ino, &s))
         return -ENODATA;
-    return snprintf(buf, cap, "first=%llu\nlast=%llu\nlineage=%llu\npublications=%llu\nchanged=%d\n", (ull)s.first,
-                    (ull)s.last, (ull)s.lineage, (ull)s.publications, changed);
+    return snprintf(buf, cap, "first=%llu\nlast=%llu\nlineage=%llu\npublications=%llu\nchanged=%d\n",
+                    (unsigned long long)s.first, (unsigned long long)s.last, (unsigned long long)s.lineage,
+                    (unsigned long long)s.publications, changed);
 }
 
 static const char *options_of(struct ht_ctl *c, uint64_t ino)

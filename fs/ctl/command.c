@@ -52,13 +52,6 @@ static int reset_param(struct ht_call *q, uint64_t ino)
     return rc == -ENOENT ? 0 : rc; /* it never had a gradient, nor state */
 }
 
-static int drop_gradient(struct ht_call *q, uint64_t ino)
-{
-    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
-
-    return rc ? rc : ht_ctl_drop(q, ino);
-}
-
 static int decide(struct ht_call *q, uint64_t ino)
 {
     struct ht_decision d = {.root = q->root, .oid = ino};
@@ -108,10 +101,11 @@ static int end_or_abort(struct ht_call *q, uint64_t ino)
     struct ht_trace_mark mark = ht_trace_begin();
     struct ht_optim *o = q->ctl->optim;
     enum ht_trace_op op = HT_TRACE_ABORT;
-    int rc;
+    bool aborts = q->cmd->id == HT_COMMAND_ABORT;
+    int rc = aborts ? 0 : ht_ctl_need_whole(q->ctl, q->root, q->cmd->id == HT_COMMAND_COMMIT, q->err);
 
-    if (q->cmd->id == HT_COMMAND_PREPARE)
-        return ht_optim_prepare_by(o, q->root, &q->by);
+    if (rc || q->cmd->id == HT_COMMAND_PREPARE)
+        return rc ? rc : ht_optim_prepare_by(o, q->root, &q->by);
     if (q->cmd->id == HT_COMMAND_STEP) {
         op = HT_TRACE_STEP;
         rc = q->cmd->async ? ht_optim_step_async_by(o, q->root, &q->by) : ht_optim_step_by(o, q->root, &q->by);
@@ -230,7 +224,7 @@ static const struct verb {
     [HT_COMMAND_COMMIT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_ABORT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_RESET] = {OF_PARAM, reset_param, W_OK},
-    [HT_COMMAND_DROP] = {OF_PARAM, drop_gradient, W_OK},
+    [HT_COMMAND_DROP] = {OF_PARAM, ht_ctl_drop, W_OK},
     [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch, R_OK},
     [HT_COMMAND_EVICT] = {OF_FILE, evict, R_OK},
     [HT_COMMAND_SCRUB] = {OF_STORE, start_or_stop_scrub, 0, "a scrub"},

@@ -493,10 +493,13 @@ bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
     struct ht_trace_mark mark = ht_trace_begin();
+    char err[HT_CTL_ERROR_MAX];
     int rc = ht_ctl_may_steer(c, root, caller);
 
     if (ht_ns_is_frozen(c->ns, root)) /* it is durable as it is */
         return 0;
+    if (!rc && (rc = ht_ctl_need_whole(c, root, false, err)) != 0)
+        ht_last_error_set(c, root, "fsync", "fsync: %s", err);
     if (!rc)
         rc = ht_optim_commit(c->optim, root);
     if (!rc)

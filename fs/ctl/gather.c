@@ -183,9 +183,10 @@ static int open_described(struct ht_gather *g, const struct ht_param_desc *d, st
     m->obj = d->obj;
     m->bytes[VALUES] = ht_obj_size(d->obj);
     m->bytes[GRADIENTS] = m->bytes[VALUES] / p->bytes * of_grad->bytes;
-    if (!g->writes)
-        return 0;
-    int rc = ht_grad_open(g->ctl->optim, d, &m->grad);
+    int rc = g->writes ? ht_ctl_need_whole(g->ctl, g->root, true, why) : 0;
+    if (rc || !g->writes)
+        return rc;
+    rc = ht_grad_open(g->ctl->optim, d, &m->grad);
     if (!rc)
         ht_grad_keep_account(m->grad, &g->user->account); /* a close drops nothing of other writers */
     return rc;

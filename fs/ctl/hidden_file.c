@@ -93,16 +93,17 @@ static int describe_param(struct ht_hidden_file *f, const struct ht_caller *call
     return rc;
 }
 
-static int check_shape(struct ht_hidden_file *f, const struct ht_caller *caller)
+static int may_have_gradient(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
-    char why[HT_CTL_ERROR_MAX], text[HT_CTL_ERROR_MAX + 16];
+    char text[HT_CTL_ERROR_MAX + 16] = "gradient: ", *why = text + strlen(text);
+    int rc = ht_ctl_need_whole(f->ctl, f->param.root, true, why);
 
-    if (ht_shape_check(f->ctl, base, why) == 0)
+    rc = rc ? rc : ht_shape_check(f->ctl, base, why);
+    if (rc == 0)
         return 0;
-    snprintf(text, sizeof(text), "gradient: %s", why);
     ht_last_error_set_for(f->ctl, base, caller, "gradient", text);
-    return -EINVAL;
+    return rc;
 }
 
 static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -579,7 +580,7 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
 
     if (rc)
         return rc;
-    rc = f->row->traffic == HT_TRAFFIC_GRAD ? check_shape(f, caller) : 0;
+    rc = f->row->traffic == HT_TRAFFIC_GRAD ? may_have_gradient(f, caller) : 0;
     if (rc == 0 && f->row->open)
         rc = f->row->open(f, caller);
     if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino)))

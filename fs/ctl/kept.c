@@ -20,7 +20,8 @@ int ht_kept_snapshot(struct ht_call *q, uint64_t ino)
                  name);
         return -EINVAL;
     }
-    return ht_optim_snapshot_by(q->ctl->optim, q->root, name, &q->by);
+    int rc = ht_ctl_need_whole(q->ctl, q->root, false, q->err);
+    return rc ? rc : ht_optim_snapshot_by(q->ctl->optim, q->root, name, &q->by);
 }
 
 /* ------------------------------------------------------------------ forget */

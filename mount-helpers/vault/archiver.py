@@ -11,7 +11,7 @@ import os
 import time
 
 from archive import to_vault
-from changes import Files, Moved, need_logging, state_of
+from changes import Files, Moved, is_half_made, need_logging, state_of
 from control import open_ctl, tell
 from errors import EngineError, NoProgram
 from kept import Kept, names_of, open_folder
@@ -81,7 +81,7 @@ class Archiver:
         self.engine, self.url = engine.open(place), engine.shown(url)
         self.single_writer, self.trying = bool(o['single_writer']), None
         self.pause = Pause(self.url, lambda: f'step {self.trying}' if self.trying is not None else self.root)
-        self.files = self.lineage = self.done = self.known = None
+        self.files = self.lineage = self.done = self.known = self.half_made = None
         self.look_at, self.look_wait, self.quiet = 0, LOOK_S_MIN, None     # quiet: an epoch in which rank 0 calls no full step
 
     def connect(self):
@@ -227,6 +227,12 @@ class Archiver:
         return self.full_present()
 
     def full_present(self):
+        state = state_of(self.root)
+        if is_half_made(self.root, state):
+            if state.lineage != self.half_made:
+                note(f'{self.root} is half-made: nothing is archived until its maker commits it, or its attribute user.hitrain.making is removed')
+            self.half_made = state.lineage
+            return False
         self.command(f'forget {SNAPSHOT}', errno.ENOENT)
         self.command(f'snapshot {SNAPSHOT} if=0')   # without the condition it would end a step that is open
         try:

@@ -51,6 +51,14 @@ def state_of(root):
     return State(*(number(text, key) for key in (b'first', b'last', b'lineage', b'publications')), bool(number(text, b'changed')))
 
 
+def is_half_made(root, state):
+    """Its maker has not committed it (optim/torch/hitrain/_making.py), and maybe never will."""
+    try:
+        return os.getxattr(root, PREFIX + b'making').split()[1:] == [b'%d' % state.lineage, b'%d' % state.publications]
+    except OSError:
+        return False
+
+
 def need_logging(root):
     """Failure where steps are not logged, or not for readers."""
     settings = word(root, b'optimizer')

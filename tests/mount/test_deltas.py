@@ -4,6 +4,7 @@ import errno
 import json
 import mmap
 import os
+import shutil
 import struct
 import subprocess
 import threading
@@ -383,3 +384,62 @@ def test_hitrainctl_prints_a_delta(mnt):
     assert run('hitrainctl', 'delta', mnt / 'm', check=False).returncode == 2
     done = subprocess.run([str(BIN / 'hitrainctl'), 'delta', '/tmp', '3'], capture_output=True, timeout=120)
     assert done.returncode == 1 and b'/tmp' in done.stderr
+
+
+def test_a_write_to_a_parameter_that_no_step_has_updated_cuts_the_chain(mnt):
+    root = mnt / 'm'
+    new_model(root, 'adamw lr=1e-3 delta=on delta_max=1', w=b'\0' * 4096, frozen=b'\0' * 4096)
+    (root / 'log').touch()
+    os.removexattr(root / 'log', 'user.hitrain.dtype')
+    (root / 'log').write_bytes(b'no tensor')
+    (root / 'saved').touch()
+    word(root / 'saved', 'dtype', 'u8')
+    word(root / 'saved', 'class', 'scratch')
+    sync(root)
+
+    def base(seed):
+        put_gradient(root, 'w', seed)
+        sync(root)
+        return int(delta(root, seed)[0]['base_step'])
+    assert [base(1), base(2)] == [0, 1]
+    with open(root / 'frozen', 'r+b') as f:
+        f.write(b'\1\2\3\4')
+    assert [base(3), base(4)] == [0, 3]
+    os.truncate(root / 'frozen', 4000)
+    assert [base(5), base(6)] == [0, 5]
+    (root / 'log').write_bytes(b'which a trainer writes in each step')
+    (root / 'saved').write_bytes(b'and tensors that its backward needs')
+    assert base(7) == 6
+
+
+def test_lost_deltas_of_one_model_refuse_no_delta_of_another(mnt):
+    """A reader that holds what its model keeps no more is bounded, and no reader of another model is. A model that is made
+    a root again has the bound that it had."""
+    def make(name, count):
+        root = mnt / name
+        new_model(root, 'sgd lr=1e-3 delta=on delta_max=1 delta_keep=128', w=b'\0' * 4096)
+        sync(root)
+        train(root, 1, count)
+        return root
+
+    def train(root, first, last):
+        for i in range(first, last + 1):
+            put_gradient(root, 'w', i)
+            sync(root)
+    mine, other = make('mine', 128), make('other', 2)
+    held = [open(mine / f'.hitrain/delta/{n}', 'rb') for n in steps(mine)]
+    assert len(held) == 128 and all(f.read(1) for f in held)
+    os.setxattr(mine, 'user.hitrain.optimizer', b'sgd lr=1e-3')
+    os.setxattr(mine, 'user.hitrain.optimizer', b'sgd lr=1e-3 delta=on delta_max=1')
+    assert delta(other, 2)[0]['base_step'] == '1'
+    train(mine, 129, 130)
+    with fails(errno.EMFILE):
+        (mine / '.hitrain/delta/130').read_bytes()
+    held.pop().close()
+    assert delta(mine, 130)[0]['base_step'] == '129'
+    shutil.rmtree(mine)
+    sync(mnt)
+    assert all(f.read(1) for f in held)
+    for f in held:
+        f.close()
+    assert delta(make('mine', 2), 2)[0]['base_step'] == '1'

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """archive --follow and restore --follow through a vault: each step is there with the same bits, whatever is killed or silent."""
+import errno
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -10,7 +12,7 @@ import uuid
 
 import pytest
 
-from calls import sync
+from calls import fails, sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
 from engines import NAMES, place, servers  # noqa: F401 (fixtures)
 from test_follow import FILES, same
@@ -363,3 +365,82 @@ def test_content_that_was_changed_in_the_vault_is_refused_by_name(tmp_path, make
     assert at.process.wait(SECONDS_MAX) == 1 and f'seg/{segment.parent.name}/{segment.name}' in at.said()
     assert word(other, 'step') == '2' and word(other, 'step_open') == '0'
     assert content(other, *FILES) != content(root, *FILES)
+
+
+def half_made(root):
+    """As optim/torch/hitrain/_making.py makes a model, up to its first commit."""
+    root.mkdir()
+    word(root, 'making', 'optimizer')
+    word(root, 'optimizer', REDO)
+    mark(root)
+    word(root, 'dtype', 'f32')
+    (root / 'w').write_bytes(b'\0' * 4096)
+
+
+def mark(root):
+    said = dict(line.split('=') for line in word(root, 'redo').splitlines())
+    word(root, 'making', f'optimizer {said["lineage"]} {said["publications"]}')
+
+
+def claimed(root, name):
+    ctl = os.open(root / '.hitrain/ctl', os.O_RDWR)
+    os.write(ctl, f'claim {name}\n'.encode())
+    return ctl
+
+
+def test_a_model_whose_maker_died_stays_half_made(tmp_path, make_store, programs):
+    """Nothing makes it whole but the commit of its maker, or who takes it as it is."""
+    url, root = make_vault(str(tmp_path / 'v')), make_store().mount() / 'model'
+    half_made(root)
+    to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
+    to.wait_for(lambda: 'is half-made' in to.said(), 'it says why it archives nothing')
+    for line in 'step', 'commit', 'snapshot', 'snapshot x if=0', 'prepare':
+        assert re.search('this model is half-made: .* remove its attribute user.hitrain.making ', command(root, line)[0])
+    with fails(errno.EBUSY):
+        sync(root)
+    assert word(root, 'error').startswith('fsync: this model is half-made')
+    with fails(errno.EBUSY):
+        os.open(root / '.hitrain/grad/w', os.O_WRONLY)
+    assert word(root, 'error').startswith('model/w: gradient: this model is half-made')
+    assert word(root, 'durable_step') == '0' and word(root, 'redo').split()[3] == 'publications=' + word(root, 'making').split()[2]
+    # A trainer that claims it may end no step.
+    ctl = claimed(root, 'trainer')
+    put_gradient(root, 'w', b'\0' * 4096)
+    for line in b'step\n', b'commit\n', b'snapshot\n':
+        with fails(errno.EBUSY):
+            os.write(ctl, line)
+    os.write(ctl, b'abort\n')
+    os.close(ctl)
+    to.end()
+    shutil.rmtree(root)
+    sync(root.parent)
+    # A maker that does not die.
+    half_made(root)
+    to.start()
+    ctl = claimed(root, 'maker')
+    mark(root)
+    os.write(ctl, b'commit\n')
+    os.close(ctl)
+    to.wait_for(lambda: entries(url), 'the whole model is there')
+    train_one(root)
+    to.wait_for(lambda: steps(url) == 1, 'its step is there')
+    # Nor is a copy of a whole model half-made.
+    command(root, 'snapshot k')
+    command(root, 'clone k copy')
+    train_one(root.parent / 'copy')
+    to.end()
+
+
+def train_one(root):
+    put_gradient(root, 'w', gradient(1024, 1, 'f32'))
+    command(root, 'step')
+    sync(root)
+
+
+def test_a_half_made_model_is_taken_as_it_is(make_store):
+    root = make_store().mount() / 'model'
+    half_made(root)
+    assert 'half-made' in command(root, 'snapshot')[0]
+    os.removexattr(root, 'user.hitrain.making')
+    train_one(root)
+    assert word(root, 'durable_step') == '1'

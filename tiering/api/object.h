@@ -20,6 +20,7 @@ struct ht_obj_attr {
     uint32_t chunk_bytes; /* HT_CHUNK_BYTES or HT_SMALL_CHUNK_BYTES */
     uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
     uint64_t scope;       /* 0 or the id of a model root */
+    bool internal;        /* no program writes it: unless it is derived, ht_scope_edits leaves it out */
 };
 
 /*

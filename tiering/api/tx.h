@@ -100,8 +100,8 @@ bool ht_scope_edited(struct ht_store *s, uint64_t scope);
 /* How many derived objects were published with such changes: grows only. 0: the scope is not in memory. */
 uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope);
 /*
- * How often derived objects were changed otherwise than through batch pins: grows only, at least by one for each such
- * call, and while a program may store into the memory of one. 0: the scope is not in memory.
+ * How often derived objects and other tensors were changed otherwise than through batch pins: grows only, at least by
+ * one for each such call, and while a program may store into the memory of one. 0: the scope is not in memory.
  */
 uint64_t ht_scope_edits(struct ht_store *s, uint64_t scope);
 /*

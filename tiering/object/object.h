@@ -73,7 +73,8 @@ struct ht_obj {
         bool lost : 1;                /* a chunk is BAD: the error stays until abort */
         int16_t sticky;               /* the last error, until a client clears it */
         uint32_t hits, misses;
-        uint32_t refs : 28;
+        uint32_t refs : 27;
+        uint32_t internal : 1;                 /* struct ht_obj_attr */
         uint32_t compress : 1;                 /* writers may compress it: data/write_frame.h */
         uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
@@ -136,20 +137,20 @@ void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(H
 uint64_t ht_obj_cold_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_add_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-/* Its content is changed otherwise than through a batch pin. */
-static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (!o->extra->derived)
-        return;
-    ht_obj_extra(o)->edited = true;
-    o->scope->edits++;
-}
-
 /* Programs stored into its shared memory until now, maybe also since the last call. */
 static inline void ht_obj_note_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
+    /* A tensor is derived from its first update on. Scratch files are no state of a model. */
+    bool is_tensor = 1u << o->chunk_shift == HT_CHUNK_BYTES && o->obj_class != HT_CLASS_SCRATCH && !o->internal;
+    o->scope->edits += o->extra->derived || is_tensor;
+}
+
+/* Its content is changed otherwise than through a batch pin. */
+static inline void ht_obj_note_edit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_obj_note_stores(o);
     if (o->extra->derived)
-        o->scope->edits++;
+        ht_obj_extra(o)->edited = true;
 }
 
 /* The compiler would compute with bit-fields in their own width. */
