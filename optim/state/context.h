@@ -97,6 +97,7 @@ struct ht_optim {
         uint64_t next_seq;
         uint64_t meta_bytes; /* of roots, parameters and ranges */
         uint64_t delta_heap_bytes;
+        unsigned deltas_lost;     /* that are kept no more, and open */
         struct ht_quota accounts; /* bytes of struct ht_range_own */
         uint64_t waiting_bytes;   /* of all roots */
         uint64_t last_step_number, last_claim;

@@ -33,10 +33,7 @@ void ht_opt_delta_put(struct ht_delta *d)
 {
     if (!d || --d->refs)
         return;
-    if (d->lost_of) {
-        d->lost_of->deltas.lost--;
-        ht_opt_root_put_locked(d->lost_of);
-    }
+    d->o->deltas_lost -= d->lost;
     d->o->delta_heap_bytes -= d->heap_bytes;
     ht_obj_put(d->obj);
     free(d->piece);
@@ -82,11 +79,8 @@ static void drop_oldest(struct ht_root *root, size_t keep) HT_REQUIRES(HT_LOCK_O
     for (; s->count > keep; s->count--) {
         struct ht_delta *d = ht_list_entry(s->kept.next, struct ht_delta, of_root);
         ht_list_del(&d->of_root);
-        if (d->refs > 1) {
-            d->lost_of = root;
-            root->refs++;
-            s->lost++;
-        }
+        d->lost = d->refs > 1;
+        root->o->deltas_lost += d->lost;
         ht_opt_delta_put(d);
     }
 }

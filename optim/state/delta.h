@@ -57,8 +57,8 @@ struct ht_delta {
     size_t pieces, pieces_max;
     struct ht_delta_param *param;
     size_t params;
-    uint64_t heap_bytes;     /* of all this, as far as optim.delta_heap_bytes has them */
-    struct ht_root *lost_of; /* reference; it is kept no more, and a reader has it open: counted in deltas.lost */
+    uint64_t heap_bytes; /* of all this, as far as optim.delta_heap_bytes has them */
+    bool lost;           /* is kept no more, and a reader has it open: counted in optim.deltas_lost */
 };
 
 /* Of a root. */
@@ -67,7 +67,6 @@ struct ht_deltas {
     bool recording;         /* updates of the open step note what they change in `open` */
     uint8_t skips, backoff; /* steps that note nothing, now and after the next one that changes too much */
     uint8_t count;          /* of kept */
-    unsigned lost;          /* deltas that are kept no more, and open */
     uint64_t lineage, edits;
     struct ht_delta *open; /* NULL: nothing has been noted */
     struct ht_list kept;   /* by step, without gaps */

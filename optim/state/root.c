@@ -71,14 +71,13 @@ struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id)
 
 void ht_opt_root_put_locked(struct ht_root *r)
 {
-    if (r->refs == 1 && !r->exists)
-        ht_opt_delta_cut(r); /* readers of its deltas have references then */
     if (--r->refs || r->exists || !ht_list_empty(&r->params))
         return;
     ht_list_del(&r->all);
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
     r->o->meta_bytes -= sizeof(*r);
     ht_opt_redo_free(r);
+    ht_opt_delta_cut(r);
     ht_opt_reopened(r);
     free(r);
 }

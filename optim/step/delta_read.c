@@ -36,7 +36,7 @@ int ht_optim_delta_open(struct ht_optim *o, uint64_t id, uint64_t step, struct h
 {
     lock(o);
     struct ht_delta *d = find_delta(o, id, step);
-    int rc = !d ? -ENOENT : ht_opt_root_find(o, id)->deltas.lost >= HT_DELTA_KEEP_MAX ? -EMFILE : 0;
+    int rc = !d ? -ENOENT : o->deltas_lost >= HT_DELTA_KEEP_MAX ? -EMFILE : 0;
     if (rc == 0) {
         d->refs++;
         *out = d;

@@ -4,7 +4,6 @@ import errno
 import json
 import mmap
 import os
-import shutil
 import struct
 import subprocess
 import threading
@@ -410,36 +409,3 @@ def test_a_write_to_a_parameter_that_no_step_has_updated_cuts_the_chain(mnt):
     (root / 'log').write_bytes(b'which a trainer writes in each step')
     (root / 'saved').write_bytes(b'and tensors that its backward needs')
     assert base(7) == 6
-
-
-def test_lost_deltas_of_one_model_refuse_no_delta_of_another(mnt):
-    """A reader that holds what its model keeps no more is bounded, and no reader of another model is. A model that is made
-    a root again has the bound that it had."""
-    def make(name, count):
-        root = mnt / name
-        new_model(root, 'sgd lr=1e-3 delta=on delta_max=1 delta_keep=128', w=b'\0' * 4096)
-        sync(root)
-        train(root, 1, count)
-        return root
-
-    def train(root, first, last):
-        for i in range(first, last + 1):
-            put_gradient(root, 'w', i)
-            sync(root)
-    mine, other = make('mine', 128), make('other', 2)
-    held = [open(mine / f'.hitrain/delta/{n}', 'rb') for n in steps(mine)]
-    assert len(held) == 128 and all(f.read(1) for f in held)
-    os.setxattr(mine, 'user.hitrain.optimizer', b'sgd lr=1e-3')
-    os.setxattr(mine, 'user.hitrain.optimizer', b'sgd lr=1e-3 delta=on delta_max=1')
-    assert delta(other, 2)[0]['base_step'] == '1'
-    train(mine, 129, 130)
-    with fails(errno.EMFILE):
-        (mine / '.hitrain/delta/130').read_bytes()
-    held.pop().close()
-    assert delta(mine, 130)[0]['base_step'] == '129'
-    shutil.rmtree(mine)
-    sync(mnt)
-    assert all(f.read(1) for f in held)
-    for f in held:
-        f.close()
-    assert delta(make('mine', 2), 2)[0]['base_step'] == '1'
