@@ -23,7 +23,7 @@ struct request {
     const struct ht_caller *caller;
 };
 
-enum { TEXT_MAX = 32768, MAKING_MAX = 64, VALUES_MAX = 4 };
+enum { TEXT_MAX = 32768, VALUES_MAX = 4 };
 
 /* 0, or -errno with a message in err. */
 typedef int check_fn(const struct request *q, char err[HT_CTL_ERROR_MAX]);
@@ -231,30 +231,12 @@ static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
 
-    if (!rc && S_ISDIR(st.st_mode) && q->len <= MAKING_MAX)
+    if (!rc && S_ISDIR(st.st_mode) && q->len <= HT_MAKING_MAX)
         return ht_ctl_may_set_words(q->ctl, ht_ctl_is_root(q->ctl, q->ino) ? q->ino : 0, q->ino, "making", q->caller);
     if (rc)
         return rc;
-    snprintf(err, HT_CTL_ERROR_MAX, "making: only directories have it, and at most %d bytes", MAKING_MAX);
+    snprintf(err, HT_CTL_ERROR_MAX, "making: only directories have it, and at most %d bytes", HT_MAKING_MAX);
     return -EINVAL;
-}
-
-int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err[HT_CTL_ERROR_MAX])
-{
-    char text[MAKING_MAX + 1] = "", now[MAKING_MAX];
-    ssize_t n = ht_ns_getxattr(c->ns, root, HT_XATTR_PREFIX "making", text, MAKING_MAX);
-    struct ht_redo_steps s;
-    struct ht_root_stat st;
-
-    if (n <= 0 || ht_optim_redo_steps(c->optim, root, &s) || ht_optim_root_stat(c->optim, root, &st))
-        return 0;
-    snprintf(now, sizeof(now), " %llu %llu", (unsigned long long)s.lineage, (unsigned long long)s.publications);
-    const char *when = strchr(text, ' ');
-    if (!when || strcmp(when, now) != 0 || (or_claimed && !st.open && st.claimed_by[0]))
-        return 0;
-    snprintf(err, HT_CTL_ERROR_MAX,
-             "this model is half-made: make it anew, or remove its attribute " HT_XATTR_PREFIX "making to take it so");
-    return -EBUSY;
 }
 
 static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])

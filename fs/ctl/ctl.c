@@ -490,6 +490,24 @@ bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
     return ht_ns_tensor(c->ns, dir, &t) == 0 && t.is_root;
 }
 
+int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err[HT_CTL_ERROR_MAX])
+{
+    char text[HT_MAKING_MAX + 1] = "", now[HT_MAKING_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, root, HT_XATTR_PREFIX "making", text, HT_MAKING_MAX);
+    struct ht_redo_steps s;
+    struct ht_root_stat st;
+
+    if (n <= 0 || ht_optim_redo_steps(c->optim, root, &s) || ht_optim_root_stat(c->optim, root, &st))
+        return 0;
+    snprintf(now, sizeof(now), " %llu %llu", (unsigned long long)s.lineage, (unsigned long long)s.publications);
+    const char *when = strchr(text, ' ');
+    if (!when || strcmp(when, now) != 0 || (or_claimed && !st.open && st.claimed_by[0]))
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX,
+             "this model is half-made: make it anew, or remove its attribute " HT_XATTR_PREFIX "making to take it so");
+    return -EBUSY;
+}
+
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
     struct ht_trace_mark mark = ht_trace_begin();

@@ -172,6 +172,7 @@ int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len,
 int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *config, struct ht_optim_sections *sections,
                     char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK; /* ht_muon_blocks */
 int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+#define HT_MAKING_MAX 64 /* bytes of the attribute making */
 /* -EBUSY: its attribute making says that its maker has not committed it. or_claimed: 0 while it is claimed. */
 int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 

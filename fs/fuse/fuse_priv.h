@@ -103,8 +103,9 @@ struct ht_fuse {
         void (*drop_names)(struct ht_fuse *f, uint64_t ino);
         HT_GUARDED_BY(HT_LOCK_PASSTHROUGH) struct {
             struct ht_list closed; /* a moment ago, the first one first */
-            struct ht_list mapped; /* that moment is over, and a program had them; that which was looked at first, first */
-            bool over;             /* the thread ends */
+            struct ht_list
+                mapped; /* that moment is over, and a program had them; that which was looked at first, first */
+            bool over;  /* the thread ends */
         };
     } passthrough;
 

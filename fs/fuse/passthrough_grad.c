@@ -65,7 +65,7 @@ static int pass_window(fuse_req_t req, struct ht_passthrough_file *e, uint64_t b
     return rc;
 }
 
-/* If nobody has it: what a program that ended has left is no gradient of the next one. */
+/* If no program has it: what one that ended has left is no gradient of the next one. */
 static bool end_window(struct ht_fuse *f, struct ht_passthrough_file *e)
 {
     struct ht_obj *obj = e->obj;

@@ -121,8 +121,8 @@ class Rados:
         return done
 
     def list(self, prefix, after, deadline):
-        keys = self._keys(prefix, fresh=not after)
-        keys = [k for k in keys if k > after]
+        seen = self._keys(prefix, after)
+        keys = [k for k in seen if k > after]
         now = self._now()
         found = {}
         page = [(k, self._pool_of(k).aio_stat(k, lambda _, size, at, k=k: found.update({k: (size, at)})))
@@ -132,24 +132,25 @@ class Rados:
         for key, completion in page:
             if completion.get_return_value() not in (0, -2):
                 raise Again('storage daemons do not answer')
-        return [(k, found[k][0], now - time.mktime(found[k][1]) if now else 0) for k, c in page
-                if c.get_return_value() == 0], len(keys) > PAGE
+        there = [(k, found[k][0], now - time.mktime(found[k][1]) if now else 0) for k, c in page if c.get_return_value() == 0]
+        more = len(keys) > PAGE
+        if more and there:
+            with self.lock:
+                self.snapshot = (prefix, there[-1][0]), time.monotonic(), seen
+        return there, more
 
-    def _keys(self, prefix, fresh):
-        """Later pages of a list come from what its first page saw."""
+    def _keys(self, prefix, after):
+        """The next page of a list comes from what its first page saw. A new list may begin behind any key, and sees all."""
         with self.lock:
-            of, at, keys = self.snapshot
-        if not fresh and of == prefix and time.monotonic() - at < SNAPSHOT_S:
+            (of, at, keys), self.snapshot = self.snapshot, (None, 0, [])
+        if of == (prefix, after) and time.monotonic() - at < SNAPSHOT_S:
             return keys
         pools = {'seg/': [self.data], '': [self.meta, self.data]}.get(prefix[:4], [self.meta])
         try:
             found = {o.key for pool in pools for o in pool.list_objects()}
         except rados.Error as e:
             raise error_of(e) from None
-        keys = sorted(k for k in found if k.startswith(prefix) and wire.is_key(k))
-        with self.lock:
-            self.snapshot = prefix, time.monotonic(), keys
-        return keys
+        return sorted(k for k in found if k.startswith(prefix) and wire.is_key(k))
 
     def remove(self, key, deadline):
         with rados.WriteOpCtx() as op:

@@ -30,10 +30,10 @@ struct ht_obj_extra {
     uint32_t used_bytes;               /* of each chunk, that may have content; 0: all */
     uint8_t height;                    /* nodes above a leaf */
     bool may_be_dirty;                 /* its content may have been changed by programs without a call */
-    bool shm_stored;                   /* programs had its memory for stores: a pin, or a dead mount, may keep pages of it */
-    bool shm_reserve;                  /* the rewrite reserve is for stores to shared memory: no caller wanted it */
-    bool derived;                      /* changes through batch pins can be computed again */
-    bool edited;                       /* derived, and maybe changed otherwise since it was published */
+    bool shm_stored;  /* programs had its memory for stores: a pin, or a dead mount, may keep pages of it */
+    bool shm_reserve; /* the rewrite reserve is for stores to shared memory: no caller wanted it */
+    bool derived;     /* changes through batch pins can be computed again */
+    bool edited;      /* derived, and maybe changed otherwise since it was published */
 };
 
 /* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
