@@ -56,6 +56,8 @@ struct ht_optim_hooks {
                     struct ht_optim_config *out, struct ht_optim_sections *sections, char err[HT_OPTIM_ERROR_MAX]);
     /* Names and attributes were taken back, by no request: drop cached copies. May block. May be NULL. */
     void (*taken_back)(void *ctx);
+    /* Has its maker not committed it? Then an orderly end publishes nothing of it. May be NULL. */
+    bool (*half_made)(void *ctx, uint64_t root);
     /* An abort computes logged steps of the root again, which may take long. May be NULL. */
     void (*replay_begins)(void *ctx, uint64_t root);
 };

@@ -100,6 +100,13 @@ static void hook_taken_back(void *ctx)
     ht_endurance_apply(ctx);
 }
 
+static bool hook_half_made(void *ctx, uint64_t root)
+{
+    char err[HT_CTL_ERROR_MAX];
+
+    return ht_ctl_need_whole(ctx, root, false, err) != 0;
+}
+
 static void hook_replay_begins(void *ctx, uint64_t root)
 {
     const struct ht_ctl *c = ctx;
@@ -213,6 +220,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .file = hook_file,
         .override = ht_override_of,
         .taken_back = hook_taken_back,
+        .half_made = hook_half_made,
         .replay_begins = hook_replay_begins,
     };
     int rc = ht_events_start(c);

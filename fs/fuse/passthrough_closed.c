@@ -221,10 +221,12 @@ static uint64_t wait_for_next(struct ht_fuse *f, struct ht_passthrough_file **ou
         }
         if (ht_now_ns() >= e->closed_until_ns) {
             *out = e->busy ? NULL : e;
-            if (e->busy)
+            if (e->busy) {
                 ht_list_del(&e->closed_link);
-            else
+                put(f, &f->passthrough.mapped, e, MAPPED_NS);
+            } else {
                 take(e);
+            }
             return e->ino;
         }
         (void)ht_cond_wait_until(&f->passthrough.closed_changed, ht_fuse_passthrough_lock(f), e->closed_until_ns);

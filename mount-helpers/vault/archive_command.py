@@ -68,6 +68,7 @@ def put(root, kept, e, vault, job, rank=(0, 1), rate=None, single_writer=False, 
     summary, listed = repeated(lambda: to_vault(root, kept, e, vault, writer, lease, rate, compress))
     if not listed:
         raise Failure(f'{root}: step {kept.step} is not in {job}: a newer step is there, or a rank has none')
+    lease.close()       # after a failure a thread may still put
     return summary
 
 

@@ -15,7 +15,7 @@ from build import Builder
 from cold_places import PLACES_MAX, set_places
 from control import open_ctl, tell
 from entry import Entry, attribute
-from kept import open_folder
+from kept import Handle, open_folder
 from manifest import State
 from objects import Failure
 from places import BLOCK_BYTES, Place
@@ -55,6 +55,7 @@ class ColdBuilder(Builder):
     def __init__(self, *words):
         super().__init__(*words)
         self.fetch, self.cold_bytes = None, 0
+        self.sample = None      # the file of the first ones, and where they begin
 
     def take(self, item):
         if isinstance(item, Stays):
@@ -76,8 +77,21 @@ class ColdBuilder(Builder):
                 self.take_block(block)
             return
         self.cold_bytes += sum(p.stored for p in places)
+        self.sample = self.sample or (self.to, places[0].index * BLOCK_BYTES)
         last = places[-1].index * BLOCK_BYTES
         self.passed(min(last + BLOCK_BYTES, self.size))
+
+
+    def read_one(self):
+        """The daemon reads the vault by a URL and with rights of its own: one block shows that it can."""
+        if not self.sample:
+            return
+        file, at = self.sample
+        try:
+            reader = Handle(os.open(f'/proc/self/fd/{file.fd}', os.O_RDONLY | os.O_CLOEXEC))
+            os.pread(reader.fd, 1, at)
+        except OSError as e:
+            raise Failure(f'the daemon cannot read it from the vault: {e.strerror}: "error" of the mount says why') from None
 
 
 # ---- the store's vault ----
@@ -95,10 +109,11 @@ def set_vault(mount, engine, vault):
 
 # ---- restore ----
 
-def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None, epoch=None):
-    """(Restored, bytes that stay in the vault) of a full step. staging: its place, or None for a new one. epoch: of no other one."""
+def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None, archived=None):
+    """(Restored, bytes that stay in the vault) of a full step. staging: its place, or None for a new one. archived: the Step of a model that
+    goes for it: it is that one, and the daemon can read it."""
     entry, found = jobs.read_step(engine, vault, job, step)
-    if epoch not in (None, found.epoch):
+    if archived and archived.epoch != found.epoch:
         raise Failure(f'{job}: another archiver has put step {step} anew')
     if found.step != entry.step or entry.kind != jobs.FULL:
         raise Failure(f'{job}: step {found.step} is logged; cold models have the content of a full step, such as {entry_before(engine, vault, job, entry)}')
@@ -117,6 +132,8 @@ def from_vault(path, engine, vault, job, step=None, rank=(0, 1), staging=None, e
             making.take(item)
             if isinstance(item, Entry) and not item.path:
                 begin(making, mount, engine, vault, job, entry)
+        if archived:
+            making.builder.read_one()
         return found.step, Restored(found.step, item, None, fetch.fetched)
     try:
         return make(path, fill, staging=staging), built[0].cold_bytes

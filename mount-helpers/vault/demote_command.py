@@ -15,6 +15,7 @@ from archive_command import put
 from changes import state_of, walk
 from cold import from_vault, report, set_vault
 from control import open_ctl, tell
+from errors import EngineError
 from kept import Kept, lines_of, open_folder
 from objects import Failure, is_job
 from say import error, note
@@ -26,6 +27,9 @@ import identity
 import jobs
 import stop
 import words
+
+
+OWN = re.compile('demote-[0-9a-f]{8}')      # kept steps of demotions
 
 
 def run(given):
@@ -110,7 +114,7 @@ class Claimed:
                 if word(path, 'pin'):
                     raise Failure(f'{path} is pinned in memory: remove its attribute user.hitrain.pin first')
         for line in lines_of(root):
-            if re.fullmatch('demote-[0-9a-f]{8}', line['name']):
+            if OWN.fullmatch(line['name']):
                 self.forget(line['name'])       # of a demotion that was interrupted: it had this claim
             elif not line.get('archived'):
                 raise Failure(f'{root}: no vault has its kept step {line["name"]}, which would go: archive or forget it first')
@@ -120,9 +124,13 @@ class Claimed:
         is to come from this store."""
         own = identity.store(self.root)
         for line in lines_of(self.root):
+            if OWN.fullmatch(line['name']):
+                continue
             try:
                 _, found = jobs.read_step(e, vault, line['archived'], line['step'])
                 there = any(s.digest.hex() == line['digest'] if 'digest' in line else s.store == own for s in found.summaries)
+            except EngineError:
+                raise
             except Failure:
                 there = False
             if not there:
@@ -155,7 +163,6 @@ class Claimed:
     def still(self, at):
         """Failure where it changed since keep(). The exchange of names has changed its directory. Else the claim ends: the model is out
         of sight, and is removed."""
-        need_readable(self.root, self.files)
         self.need_rest(at)
         state, files = self.look()
         if state._replace(changed=False) != self.state or files != self.files:
@@ -169,19 +176,6 @@ class Claimed:
             tell(self.ctl, f'forget {name}'.encode())
         except OSError as e:
             note(f'{self.root} keeps step {name}: {e.strerror}')
-
-
-def need_readable(root, paths):
-    """The daemon reads the vault by a URL and with rights of its own. One block shows that it can."""
-    for path in (os.path.join(os.fsencode(root), path) for path in paths):
-        if word(path, 'cold_bytes') in (None, '0'):
-            continue
-        try:
-            with open(path, 'rb', buffering=0) as f:
-                f.read(1)
-            return
-        except OSError as e:
-            raise Failure(f'{root}: the daemon cannot read it from the vault: {e.strerror}: "error" of the mount says why') from None
 
 
 def user_of(root):
@@ -242,7 +236,7 @@ def demote(root, mount, e, vault, job, o):
             raise Failure(f'{root}: another archiver put another step {kept.step} into {job}')
         read_back(e, vault, job, step)
         place = Replacing(root, claimed.folder, claimed.still, Pinning(mount))
-        done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place, epoch=step.epoch)
+        done, cold_bytes = from_vault(root, e, vault, job, kept.step, staging=place, archived=step)
     except BaseException:
         claimed.forget(kept.name)
         raise

@@ -97,7 +97,9 @@ class Engine:
                     raise Failed(f'{self.url}: its program sent a list that is not in order')
                 after = entry[0]
                 yield entry
-            more = bool(flags & wire.MORE) and bool(entries)
+            more = bool(flags & wire.MORE)
+            if more and not entries:
+                raise Failed(f'{self.url}: its program sent a page of a list without an entry')
 
     def remove(self, key, timeout=None):
         self._repeat(wire.REMOVE, key, self._deadline(timeout))

@@ -66,10 +66,11 @@ class Lease:
         return self.lease, n
 
     def _reserve(self):
-        self.end = min(self.n + RESERVED, objects.SEGMENTS_OF_LEASE)
+        end = min(self.n + RESERVED, objects.SEGMENTS_OF_LEASE)
         if self.file is not None:
-            os.pwrite(self.file, b'%08x %04x\n' % (self.lease, self.end), 0)
+            os.pwrite(self.file, b'%08x %04x\n' % (self.lease, end), 0)
             os.fsync(self.file)
+        self.end = end
 
     def _take(self):
         """The lowest free number."""
@@ -87,6 +88,7 @@ class Lease:
             if self.engine.put_new(key, data) or self._same(key, [data]):
                 break
         self.lease, self.n, self.end = lease, 0, 0
+        self._reserve()     # so that a program that puts nothing leaves it to the next one
 
     def _remember(self, folder):
         if not folder:

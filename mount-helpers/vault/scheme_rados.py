@@ -134,7 +134,9 @@ class Rados:
                 raise Again('storage daemons do not answer')
         there = [(k, found[k][0], now - time.mktime(found[k][1]) if now else 0) for k, c in page if c.get_return_value() == 0]
         more = len(keys) > PAGE
-        if more and there:
+        if more and not there:      # which would be the end of the list
+            raise Again('a whole page went while it was listed')
+        if more:
             with self.lock:
                 self.snapshot = (prefix, there[-1][0]), time.monotonic(), seen
         return there, more

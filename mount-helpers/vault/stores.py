@@ -12,7 +12,7 @@ import os
 import re
 import time
 
-from entry import COLD, PATH_BYTES_MAX, PREFIX
+from entry import COLD, NAME_BYTES_MAX, PATH_BYTES_MAX, PREFIX
 from kept import explain, open_folder
 from objects import Failure
 from say import note
@@ -109,7 +109,7 @@ def cold_models(mount):
         raise Failure(f'{mount.point}: pins stay: a store with {ROOTS_SHOWN_MAX} models or more does not list all')
     for line in lines:
         path = os.path.join(mount.point, line.get('path', '').lstrip('/'))
-        if len(os.fsencode(line.get('path', ''))) >= PATH_BYTES_MAX:
+        if len(os.fsencode(line.get('path', ''))) >= PATH_BYTES_MAX - NAME_BYTES_MAX:     # it may be cut at a name
             raise Failure(f'{mount.point}: pins stay: the path of a model is too long')
         snap = f'{path}/.hitrain/snap'
         for each in itertools.chain([path], names_in(snap)):    # a step is kept with the attribute that the model has then

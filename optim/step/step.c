@@ -352,12 +352,13 @@ static int publish_closed(struct ht_root *root)
 static int finish_root(struct ht_root *root)
 {
     struct ht_optim *o = root->o;
+    bool half_made = o->hooks.half_made && o->hooks.half_made(o->hooks.ctx, root->id);
 
     lock(o);
     /* The last step may still be in its closer's hands. Changes are published with all logged steps computed. */
     while ((root->async || root->redo.recovering) && !o->stopping)
         wait_changed(o);
-    bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists && !root->frozen;
+    bool failed = root->failure != 0, drop = root->open || failed || half_made, exists = root->exists && !root->frozen;
     bool unreplayed = root->redo.failed != 0;
     uint64_t step = root->step + 1, durable = unreplayed ? root->pub_step + root->redo.steps : root->durable_step;
     unlock(o);
@@ -372,7 +373,10 @@ static int finish_root(struct ht_root *root)
         ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
                      "the mount ends within step %llu, which %s: all that was written below this model since step %llu "
                      "is dropped; the next mount finds step %llu",
-                     (unsigned long long)step, failed ? "has a failed update" : "has no commit",
+                     (unsigned long long)step,
+                     failed          ? "has a failed update"
+                         : half_made ? "its maker has not committed"
+                                     : "has no commit",
                      (unsigned long long)durable, (unsigned long long)durable);
     }
     if (unreplayed || drop)

@@ -198,17 +198,6 @@ def test_what_a_program_left_is_no_gradient_of_the_next_one(store, by):
     assert set(floats((root / 'w').read_bytes())) == {0.0}
 
 
-def test_a_pinned_file_stays_in_memory_after_it_was_handed_out(store):
-    path = store.point / 't'
-    tensor(path, 8 * MIB)
-    os.setxattr(path, 'user.hitrain.pin', b'dram')
-    os.close(os.open(path, os.O_RDONLY | os.O_ASYNC))
-    for _ in range(4):
-        press(store.point, 96 * MIB)
-        time.sleep(0.5)
-    assert int(os.getxattr(path, 'user.hitrain.resident_bytes')) == 8 * MIB
-
-
 def test_a_file_grows_beside_a_trained_model_that_fills_the_tier(store):
     root = make_model(store.point, a=20 * MIB, b=20 * MIB)
     os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.1')

@@ -658,3 +658,16 @@ def test_closing_reports_what_the_reader_of_ctl_sees(root):
     refused(errno.E2BIG, os.write, fd, b'x' * 9000 + b'\n')
     assert os.read(fd, 1000).decode().startswith('error: E2BIG')
     os.close(fd)
+
+
+@pytest.mark.parametrize('chunk', ['64K', '256K', '512K'])
+def test_a_store_of_smaller_chunks_trains_and_is_mounted_again(make_store, chunk):
+    store = make_store('256M', f'--chunk={chunk}')
+    root = new_model(store.mount() / 'model', OPTIMIZER)
+    (root / 'w').write_bytes(random(300_000).tobytes())
+    for seed in 1, 2:
+        (root / '.hitrain/grad/w').write_bytes(random(300_000, seed).tobytes())
+        command(root, 'step')
+    before = (root / 'w').read_bytes(), (root / '.hitrain/state/w/exp_avg').read_bytes()
+    store.remount()
+    assert before == ((root / 'w').read_bytes(), (root / '.hitrain/state/w/exp_avg').read_bytes()) and word(root, 'step') == '2'

@@ -437,6 +437,16 @@ def train_one(root):
     sync(root)
 
 
+def test_an_unmount_publishes_nothing_of_a_half_made_model(make_store):
+    """It would count as whole: the next mount has another lineage. What goes is made anew."""
+    store = make_store()
+    root = store.mount() / 'model'
+    half_made(root)
+    store.remount()
+    assert not (root / 'w').exists()
+    assert 'its maker has not committed' in store.messages()
+
+
 def test_a_half_made_model_is_taken_as_it_is(make_store):
     root = make_store().mount() / 'model'
     half_made(root)

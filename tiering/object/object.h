@@ -141,7 +141,7 @@ void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_
 static inline void ht_obj_note_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* A tensor is derived from its first update on. Scratch files are no state of a model. */
-    bool is_tensor = 1u << o->chunk_shift == HT_CHUNK_BYTES && o->obj_class != HT_CLASS_SCRATCH && !o->internal;
+    bool is_tensor = 1u << o->chunk_shift > HT_SMALL_CHUNK_BYTES && o->obj_class != HT_CLASS_SCRATCH && !o->internal;
     o->scope->edits += o->extra->derived || is_tensor;
 }
 

@@ -54,11 +54,11 @@ bool ht_shm_reclaim(struct ht_obj *o)
     return done;
 }
 
-/* The one that was closed first after that. What a user has pinned stays. */
+/* The one that was closed first after that. */
 static const struct ht_shm *next_closed(const struct ht_store *s, uint64_t shut_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link)
-        if (!h->is_open && h->shut_ns > shut_ns && h->obj->residency != HT_RESIDENCY_PINNED)
+        if (!h->is_open && h->shut_ns > shut_ns)
             return h;
     return NULL;
 }

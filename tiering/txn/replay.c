@@ -21,6 +21,7 @@
 #include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
+#include "tiering/api/object.h"
 #include "tiering/api/check.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
@@ -84,11 +85,6 @@ static bool id_valid(uint64_t id)
     return id != 0 && id <= HT_ID_MAX;
 }
 
-static bool chunk_bytes_valid(uint32_t n)
-{
-    return n >= HT_SMALL_CHUNK_BYTES && n <= HT_CHUNK_BYTES && (n & (n - 1)) == 0;
-}
-
 /* Frees only the memory: the log's space is not known yet. */
 static void forget_pub(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -106,7 +102,7 @@ static int replay_object(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT
     uint32_t chunk_bytes = ht_get_u32(r), obj_class = ht_get_u32(r);
     uint64_t size = ht_get_u64(r), scope = ht_get_u64(r);
 
-    if (!ht_reader_done(r) || !id_valid(oid) || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
+    if (!ht_reader_done(r) || !id_valid(oid) || !ht_chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
         size > HT_FILE_BYTES_MAX)
         return -EUCLEAN;
     struct ht_obj *o = find_or_make(s, oid);
