@@ -113,13 +113,13 @@ static struct ht_passthrough_file *find(const struct ht_list *list, const uint32
     return NULL;
 }
 
-/* As ht_passthrough_closed_end_one; the caller owns it. A mapped one is looked at once in a moment. */
-static struct ht_passthrough_file *take_first(struct ht_fuse *f, const uint32_t *user)
+/* As ht_passthrough_closed_end_one; the caller owns it. A mapped one was looked at before the caller began. */
+static struct ht_passthrough_file *take_first(struct ht_fuse *f, const uint32_t *user, uint64_t began_ns)
 {
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     struct ht_passthrough_file *found = find(&f->passthrough.closed, user, UINT64_MAX);
     if (!found)
-        found = find(&f->passthrough.mapped, user, ht_now_ns() + MAPPED_NS - HT_PASSTHROUGH_CLOSED_NS);
+        found = find(&f->passthrough.mapped, user, began_ns + MAPPED_NS);
     if (found)
         take(found);
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
@@ -158,10 +158,11 @@ static bool end_taken(struct ht_fuse *f, struct ht_passthrough_file *e)
 
 bool ht_passthrough_closed_end_one(struct ht_fuse *f, const uint32_t *user)
 {
+    uint64_t began_ns = ht_now_ns();
     struct ht_passthrough_file *e;
     bool done = false;
 
-    while (!done && (e = take_first(f, user)))
+    while (!done && (e = take_first(f, user, began_ns)))
         done = end_taken(f, e);
     return done;
 }

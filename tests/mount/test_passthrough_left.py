@@ -168,7 +168,6 @@ def test_another_file_takes_the_room_of_one_whose_mapping_has_ended(store):
     time.sleep(2.5)                 # it was looked at, and is mapped
     os.stat(first)
     left.close()
-    time.sleep(1)
     fd = os.open(second, ASKS)
     assert is_passed(fd)
     os.close(fd)
