@@ -297,6 +297,9 @@ class LateDevice:
         return f'{who}, tick {access.tick}, at\n{access.stack}'
 
     def accesses(self, actor, clock, reads, writes):
+        if actor == HOST and self.is_broken:    # no copy runs any more
+            for stream in self.streams:
+                join(clock, stream.clock)
         clock[actor] = clock.get(actor, 0) + 1
         mine = Access(actor, clock[actor], here())
         for block in reads:
@@ -338,8 +341,6 @@ class LateDevice:
         while True:
             with self.lock:
                 self.enter()
-                if self.is_broken:
-                    join(self.host_clock, event.clock)  # no copy runs any more
                 self.refuse_broken()
                 try:
                     self.run(event.stream, event.position)
