@@ -6,6 +6,8 @@
 #define HT_BLOCK_BYTES 4096u            /* unit of allocation */
 #define HT_CHUNK_BYTES (1u << 20)       /* of tensors */
 #define HT_SMALL_CHUNK_BYTES (1u << 16) /* of files without a dtype */
+/* Of any object: a power of two between these. n is a variable. */
+#define HT_CHUNK_BYTES_VALID(n) ((n) >= HT_SMALL_CHUNK_BYTES && (n) <= HT_CHUNK_BYTES && ((n) & ((n)-1)) == 0)
 #define HT_CHUNK_BLOCKS_MAX (HT_CHUNK_BYTES / HT_BLOCK_BYTES)
 #define HT_DEVICES_MAX 16u
 #define HT_DEVICE_VAULT HT_DEVICES_MAX /* the vault, in references: no device of the store has this number */

@@ -79,7 +79,8 @@ def need_own(root, e, vault, job):
     """A path may be that of another host's model, too, whose archiver would end."""
     if jobs.highest(e, vault, job).entries:
         _, found = jobs.read_step(e, vault, job)
-        if any(s.store != identity.store(root) for s in found.summaries):
+        own = identity.store(root)
+        if any(s.store != own for s in found.summaries):
             raise Failure(f'{root}: the steps of {job} are of another store: demote it by itself, to a job of another name')
 
 

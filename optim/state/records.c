@@ -300,7 +300,7 @@ static int read_meta(struct ht_reader *in, struct ht_param_meta *meta)
     meta->elements = ht_get_u64(in);
     meta->t = ht_get_u64(in);
     if (in->bad || zero || !ht_dtype_trained_bytes(meta->dtype) || count > HT_STATES_MAX ||
-        !ht_chunk_bytes_valid(meta->chunk_bytes) || meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
+        !HT_CHUNK_BYTES_VALID(meta->chunk_bytes) || meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
         return -EUCLEAN;
     return read_states(in, meta, count);
 }

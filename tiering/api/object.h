@@ -8,7 +8,6 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/tier/readahead_policy.h"
-#include <hitrain/limits.h>
 
 struct ht_store;
 struct ht_tx;
@@ -16,14 +15,9 @@ struct ht_obj;
 
 /* ------------------------------------------------------------------ life */
 
-static inline bool ht_chunk_bytes_valid(uint32_t n)
-{
-    return n >= HT_SMALL_CHUNK_BYTES && n <= HT_CHUNK_BYTES && (n & (n - 1)) == 0;
-}
-
 struct ht_obj_attr {
     uint64_t oid;         /* from ht_store_new_id; 0 is -ENOSPC */
-    uint32_t chunk_bytes; /* a power of two from HT_SMALL_CHUNK_BYTES to HT_CHUNK_BYTES */
+    uint32_t chunk_bytes; /* HT_CHUNK_BYTES_VALID */
     uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
     uint64_t scope;       /* 0 or the id of a model root */
     bool internal;        /* no program writes it: unless it is derived, ht_scope_edits leaves it out */

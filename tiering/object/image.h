@@ -83,7 +83,7 @@ static inline bool ht_obj_is_volatile(const struct ht_obj *o) HT_REQUIRES(HT_LOC
 /* Are the pages of its images to be copied before a checksum and a device read them? */
 static inline bool ht_obj_is_copied(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return o->extra->may_be_dirty || o->extra->shm_stored;
+    return o->extra->shm_stored; /* which is set with may_be_dirty, and stays */
 }
 /* Volatile: a chunk inside the object may hold bytes although it has neither an image nor a reference. */
 static inline bool ht_chunk_is_volatile(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)

@@ -17,8 +17,6 @@
 #include <hitrain/features.h>
 
 #define DEVICE_BYTES_MAX (1ull << 60)
-#define CHUNK_BYTES_MIN (64 * HT_KIB)
-#define CHUNK_BYTES_MAX HT_CHUNK_BYTES
 
 struct range {
     uint64_t first, end;
@@ -189,16 +187,6 @@ static void decode_log_state(const struct ht_disk_super *d, struct ht_super *sb)
 
 /* --------------------------------------------------------- field checks */
 
-static bool is_power_of_two(uint64_t v)
-{
-    return v != 0 && (v & (v - 1)) == 0;
-}
-
-bool ht_super_chunk_bytes_valid(uint64_t bytes)
-{
-    return is_power_of_two(bytes) && bytes >= CHUNK_BYTES_MIN && bytes <= CHUNK_BYTES_MAX;
-}
-
 bool ht_super_log_bytes_valid(uint64_t bytes)
 {
     return bytes % HT_BLOCK_BYTES == 0 && bytes >= HT_LOG_BYTES_MIN && bytes <= HT_LOG_BYTES_MAX;
@@ -294,7 +282,7 @@ static bool fields_valid(const struct ht_super *sb)
         return false;
     if (sb->generation < 1 || sb->generation > HT_SUPER_COUNTER_MAX)
         return false;
-    return ht_super_label_valid(sb->label) && ht_super_chunk_bytes_valid(sb->chunk_bytes) && devices_valid(sb) &&
+    return ht_super_label_valid(sb->label) && HT_CHUNK_BYTES_VALID(sb->chunk_bytes) && devices_valid(sb) &&
         classes_valid(sb) && logs_valid(sb) && log_state_valid(sb);
 }
 

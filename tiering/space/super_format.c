@@ -72,7 +72,7 @@ static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const
     }
     sb->chunk_bytes = opts->chunk_bytes ? opts->chunk_bytes : HT_CHUNK_BYTES;
     sb->log_bytes = opts->log_bytes ? opts->log_bytes : default_log_bytes(smallest, all);
-    if (!ht_super_chunk_bytes_valid(sb->chunk_bytes) || !ht_super_log_bytes_valid(sb->log_bytes))
+    if (!HT_CHUNK_BYTES_VALID(sb->chunk_bytes) || !ht_super_log_bytes_valid(sb->log_bytes))
         return -EINVAL;
     if (sb->log_bytes > smallest / 4)
         return -ENOSPC;

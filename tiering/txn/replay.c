@@ -21,7 +21,6 @@
 #include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/object.h"
 #include "tiering/api/check.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
@@ -102,7 +101,7 @@ static int replay_object(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT
     uint32_t chunk_bytes = ht_get_u32(r), obj_class = ht_get_u32(r);
     uint64_t size = ht_get_u64(r), scope = ht_get_u64(r);
 
-    if (!ht_reader_done(r) || !id_valid(oid) || !ht_chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
+    if (!ht_reader_done(r) || !id_valid(oid) || !HT_CHUNK_BYTES_VALID(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
         size > HT_FILE_BYTES_MAX)
         return -EUCLEAN;
     struct ht_obj *o = find_or_make(s, oid);
