@@ -324,33 +324,22 @@ static void bench_bits(const struct arrays *arrays, unsigned index, unsigned for
     fflush(stdout);
 }
 
-/* Those that ht_codecs_choose may choose here, the slowest first; not the reference. */
-static unsigned find_codecs(const struct ht_codecs *found[2])
-{
-    unsigned n = 0;
-
-#if defined(__x86_64__)
-    if (ht_codecs_choose() != &ht_codecs_scalar)
-        found[n++] = &ht_codecs_avx2;
-    if (ht_codecs_choose() == &ht_codecs_avx512)
-        found[n++] = &ht_codecs_avx512;
-#endif
-    return n;
-}
-
+/* By each instruction set that this CPU has, the slowest first; not by the reference. */
 static void bench_forms(const struct arrays *arrays, int runs, bool json)
 {
+    static const char *const isa[] = {"avx2", "avx512"};
     static const unsigned forms[] = {HT_FORM_BF16, HT_FORM_DYNAMIC};
-    const struct ht_codecs *found[2];
-    unsigned count = find_codecs(found);
 
     if (!json)
         printf("\n  %-34s%8s  %-8s%9s%9s%9s%9s\n", "elements in ns, one thread", "bits", "codecs", "f32", "here",
                "of f32", "target");
     for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
-        for (unsigned k = 0; cases[i].states && k < count; k++)
-            for (unsigned f = 0; f < HT_ARRAY_SIZE(forms); f++)
-                bench_bits(arrays, i, forms[f], found[k], runs, json);
+        for (unsigned k = 0; cases[i].states && k < HT_ARRAY_SIZE(isa); k++) {
+            setenv("HITRAIN_KERNEL", isa[k], 1);
+            for (unsigned f = 0; !strcmp(ht_codecs_choose()->name, isa[k]) && f < HT_ARRAY_SIZE(forms); f++)
+                bench_bits(arrays, i, forms[f], ht_codecs_choose(), runs, json);
+            unsetenv("HITRAIN_KERNEL");
+        }
     }
 }
 

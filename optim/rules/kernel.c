@@ -1,17 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel.c - conversions of two-byte floats, and which kernels this CPU runs.
- *
- * Owns no state but the choice itself, which is a pure function of the CPU and the environment. Any thread.
- */
+/* kernel.c - conversions of two-byte floats. Pure functions, any thread. */
 #include "optim/rules/kernel.h"
-#include "optim/rules/forms.h"
-
-#include <stdlib.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#include "tiering/base/log.h"
 
 float ht_bf16_to_f32(uint16_t x)
 {
@@ -87,73 +76,4 @@ float ht_kernel_element(const void *array, uint8_t dtype, size_t i)
     }
     memcpy(&half, (const uint16_t *)array + i, sizeof(half));
     return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
-}
-
-#if defined(__x86_64__)
-static bool has_f16c;
-
-/* Once: in a virtual machine the question costs some 50 us. By hand: not every compiler knows this name. */
-__attribute__((constructor)) static void ask_for_f16c(void)
-{
-    unsigned a, b, c = 0, d;
-
-    has_f16c = __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
-}
-#endif
-
-/* NULL: this CPU lacks instructions that they need. */
-static const struct ht_kernels *avx2(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-        __builtin_cpu_supports("bmi2") && has_f16c)
-        return &ht_kernels_avx2;
-#endif
-    return NULL;
-}
-
-static bool has_avx512(void)
-{
-#if defined(__x86_64__)
-    return avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-    return false;
-#endif
-}
-
-bool ht_kernels_avx512(void)
-{
-    const char *asked = getenv("HITRAIN_KERNEL");
-
-    return has_avx512() && (!asked || (strcmp(asked, "scalar") != 0 && strcmp(asked, "avx2") != 0));
-}
-
-const struct ht_kernels *ht_kernels_choose(void)
-{
-    const char *asked = getenv("HITRAIN_KERNEL");
-    const struct ht_kernels *fastest = avx2();
-
-    if (!asked || !*asked)
-        return fastest ? fastest : &ht_kernels_scalar;
-    if (!strcmp(asked, "scalar"))
-        return &ht_kernels_scalar;
-    if (strcmp(asked, "avx2") != 0 && strcmp(asked, "avx512") != 0)
-        ht_warn("HITRAIN_KERNEL=%s: scalar, avx2 and avx512 are known; the fastest that this CPU runs is used", asked);
-    else if (!fastest)
-        ht_warn("HITRAIN_KERNEL=%s: this CPU has no AVX2, FMA and F16C; the scalar kernels are used", asked);
-    else if (!strcmp(asked, "avx512") && !has_avx512())
-        ht_warn("HITRAIN_KERNEL=avx512: this CPU lacks AVX-512 F, BW, VL or DQ; AVX2 is used");
-    return fastest ? fastest : &ht_kernels_scalar;
-}
-
-const struct ht_codecs *ht_codecs_choose(void)
-{
-    const struct ht_kernels *k = ht_kernels_choose();
-
-#if defined(__x86_64__)
-    if (k == &ht_kernels_avx2)
-        return ht_kernels_avx512() ? &ht_codecs_avx512 : &ht_codecs_avx2;
-#endif
-    return &ht_codecs_scalar;
 }

@@ -4,11 +4,12 @@
  *
  * A kernel is the element-wise part of an update rule; a rule may have several, for its variants. The formula is
  * written once, in lanes (lanes.h), and compiled for each instruction set: one element at a time without any (the
- * reference), eight with AVX2, FMA and F16C. All give the same bits for the same inputs: fused operations say fma, and
- * results that are NaN are stored as one quiet NaN, because which NaN an operation hands on differs between instruction
- * sets. No kernel writes beyond n elements. Pure functions, any thread.
+ * reference), eight with AVX2, FMA and F16C, sixteen with AVX-512. All give the same bits for the same inputs: fused
+ * operations say fma, and results that are NaN are stored as one quiet NaN, because which NaN an operation hands on
+ * differs between instruction sets. No kernel writes beyond n elements. Pure functions, any thread.
  *
- * AVX-512 has no kernels, because it gains nothing on memory-bound loops. It has codecs of state (forms.h).
+ * AVX-512 has the steps of rules, and codecs of state (forms.h): state of few bits is decoded into a cache, and there
+ * divisions and roots are the limit. Everything else is bound by memory, and AVX2's.
  */
 #ifndef HITRAIN_OPTIM_RULES_KERNEL_H
 #define HITRAIN_OPTIM_RULES_KERNEL_H
@@ -146,14 +147,10 @@ struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
 extern const struct ht_kernels ht_kernels_scalar;
 #if defined(__x86_64__)
 extern const struct ht_kernels ht_kernels_avx2;
+extern const ht_kernel_fn ht_kernel_fns_avx512[HT_KERNEL_COUNT];
 #endif
-/*
- * The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2|avx512 overrides. With avx512
- * these are those of AVX2.
- */
+/* The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2|avx512 overrides. */
 const struct ht_kernels *ht_kernels_choose(void);
-/* Are the codecs of AVX-512 to be used beside those of AVX2? */
-bool ht_kernels_avx512(void);
 /* Element i of an array of a dtype that gradients can have. */
 float ht_kernel_element(const void *array, uint8_t dtype, size_t i);
 

@@ -7,26 +7,14 @@
 #if defined(__x86_64__)
 #define HT_LANES_AVX2
 #include "tiering/base/mutant.h"
+#include "optim/rules/arrays_loop.h"
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
-static uint64_t update_tail(const struct ht_scalars *s, const struct ht_update *u, size_t n)
-{
-    size_t done = n & ~(size_t)(HT_LANES - 1);
-    struct ht_update tail = *u;
-
-    tail.p = (uint8_t *)u->p + done * ht_dtype_trained_bytes(u->p_dtype);
-    tail.g = (const uint8_t *)u->g + done * ht_dtype_trained_bytes(u->g_dtype);
-    tail.master = u->master ? u->master + done : NULL;
-    for (unsigned k = 0; k < HT_KERNEL_STATES_MAX; k++)
-        tail.state[k] = u->state[k] ? u->state[k] + done : NULL;
-    return ht_kernels_scalar.fn[s->kernel](s, &tail, n - done);
-}
-
-#define KERNEL(number, rule, states)                                                             \
-    static uint64_t rule##_avx2(const struct ht_scalars *s, const struct ht_update *u, size_t n) \
-    {                                                                                            \
-        return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n);            \
+#define KERNEL(number, rule, states)                                                                      \
+    static uint64_t rule##_avx2(const struct ht_scalars *s, const struct ht_update *u, size_t n)          \
+    {                                                                                                     \
+        return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n, &ht_kernels_scalar); \
     }
 HT_KERNELS(KERNEL)
 

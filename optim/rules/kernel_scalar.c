@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_scalar.c - the reference: one element at a time, for any CPU. */
 #include "tiering/base/mutant.h"
+#include "optim/rules/arrays_loop.h"
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 

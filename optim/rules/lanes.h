@@ -2,8 +2,8 @@
 /*
  * lanes.h - a few floats at a time: the type and the operations that kernels are written in.
  *
- * One lane, or eight where HT_LANES_AVX2 is defined before this file is included. + - * / are the compiler's own on
- * both types; all other operations of rules are here twice, with the same bits as result.
+ * One lane, eight where HT_LANES_AVX2 is defined before this file is included, or sixteen with HT_LANES_AVX512. + - * /
+ * are the compiler's own on all types; all other operations of rules give the same bits.
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_H
 #define HITRAIN_OPTIM_RULES_LANES_H
@@ -13,40 +13,63 @@
 
 #define HT_LANES_FN static inline __attribute__((always_inline, unused))
 
-#ifdef HT_LANES_AVX2
+#ifdef HT_LANES_AVX512
+
+#include <immintrin.h>
+
+typedef __m512 ht_lanes;
+typedef __m512i ht_bits;
+typedef __m256i ht_halves; /* elements of two bytes */
+enum { HT_LANES = 16 };
+#define LANES(name) _mm512_##name
+
+/* 1, 0 or -1; 0 for NaN, as torch.sign */
+HT_LANES_FN ht_lanes lanes_sign(ht_lanes x)
+{
+    ht_lanes zero = _mm512_setzero_ps(), one = _mm512_set1_ps(1.0f);
+
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, zero, _CMP_GT_OQ), one) -
+        _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, zero, _CMP_LT_OQ), one);
+}
+
+HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+}
+
+/* In lanes where x is NaN `nan`, elsewhere `other`. */
+HT_LANES_FN ht_bits bits_by_nan(ht_lanes x, ht_bits nan, ht_bits other)
+{
+    return _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), other, nan);
+}
+
+/* In lanes where a and b are the same `same`, elsewhere `other`. */
+HT_LANES_FN ht_bits bits_by_same(ht_bits a, ht_bits b, ht_bits same, ht_bits other)
+{
+    return _mm512_mask_blend_epi32(_mm512_cmpeq_epi32_mask(a, b), other, same);
+}
+
+HT_LANES_FN bool bits_any_same(ht_bits a, ht_bits b)
+{
+    return _mm512_cmpeq_epi32_mask(a, b) != 0;
+}
+
+/* The low halves of 32-bit lanes, and back. */
+HT_LANES_FN ht_halves bits_pack(ht_bits halves)
+{
+    return _mm512_cvtepi32_epi16(halves);
+}
+
+#elif defined(HT_LANES_AVX2)
 
 #include <immintrin.h>
 
 typedef __m256 ht_lanes;
+typedef __m256i ht_bits;
+typedef __m128i ht_halves;
 enum { HT_LANES = 8 };
+#define LANES(name) _mm256_##name
 
-HT_LANES_FN __m256i lanes_bits(ht_lanes x)
-{
-    return _mm256_castps_si256(x);
-}
-
-HT_LANES_FN ht_lanes lanes_of_bits(__m256i bits)
-{
-    return _mm256_castsi256_ps(bits);
-}
-
-HT_LANES_FN ht_lanes lanes_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-
-/* a * b + c, rounded once */
-HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-
-HT_LANES_FN ht_lanes lanes_sqrt(ht_lanes x)
-{
-    return _mm256_sqrt_ps(x);
-}
-
-/* 1, 0 or -1; 0 for NaN, as torch.sign */
 HT_LANES_FN ht_lanes lanes_sign(ht_lanes x)
 {
     ht_lanes zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
@@ -55,134 +78,168 @@ HT_LANES_FN ht_lanes lanes_sign(ht_lanes x)
         _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), one);
 }
 
-HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
-{
-    return _mm256_xor_ps(x, lanes_of_bits(_mm256_set1_epi32(really ? INT32_MIN : 0)));
-}
-
 HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
 {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
 }
 
+HT_LANES_FN ht_bits bits_by_nan(ht_lanes x, ht_bits nan, ht_bits other)
+{
+    return _mm256_blendv_epi8(other, nan, (ht_bits)_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+HT_LANES_FN ht_bits bits_by_same(ht_bits a, ht_bits b, ht_bits same, ht_bits other)
+{
+    return _mm256_blendv_epi8(other, same, _mm256_cmpeq_epi32(a, b));
+}
+
+HT_LANES_FN bool bits_any_same(ht_bits a, ht_bits b)
+{
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0;
+}
+
+HT_LANES_FN ht_halves bits_pack(ht_bits halves)
+{
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08));
+}
+
+#endif
+
+#ifdef LANES /* what both have under the same name */
+
+HT_LANES_FN ht_lanes lanes_set(float x)
+{
+    return LANES(set1_ps)(x);
+}
+
+/* a * b + c, rounded once */
+HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
+{
+    return LANES(fmadd_ps)(a, b, c);
+}
+
+HT_LANES_FN ht_lanes lanes_sqrt(ht_lanes x)
+{
+    return LANES(sqrt_ps)(x);
+}
+
+HT_LANES_FN ht_bits bits_set(uint32_t x)
+{
+    return LANES(set1_epi32)((int)x);
+}
+
+HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
+{
+    return (ht_lanes)((ht_bits)x ^ bits_set(really ? 0x80000000 : 0));
+}
+
 HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
 {
-    ht_lanes nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-
-    return _mm256_blendv_ps(x, lanes_of_bits(_mm256_set1_epi32(0x7fc00000)), nan);
+    return (ht_lanes)bits_by_nan(x, bits_set(0x7fc00000), (ht_bits)x);
 }
 
 /* One 32-bit count in each lane: of fewer than 2^32 times. */
-typedef __m256i ht_counts;
+typedef ht_bits ht_counts;
 
 HT_LANES_FN ht_counts lanes_no_counts(void)
 {
-    return _mm256_setzero_si256();
+    return bits_set(0);
 }
 
 HT_LANES_FN ht_counts lanes_count_nonfinite(ht_counts c, ht_lanes x)
 {
-    __m256i exponent = _mm256_set1_epi32(0x7f800000);
-    __m256i high = _mm256_and_si256(lanes_bits(x), exponent);
+    ht_bits exponent = bits_set(0x7f800000);
 
-    return _mm256_sub_epi32(c, _mm256_cmpeq_epi32(high, exponent)); /* equal is -1 */
+    return LANES(add_epi32)(c, bits_by_same((ht_bits)x & exponent, exponent, bits_set(1), bits_set(0)));
 }
 
 HT_LANES_FN uint64_t lanes_sum_counts(ht_counts c)
 {
-    uint32_t lane[8];
+    uint32_t lane[HT_LANES];
     uint64_t sum = 0;
 
-    _mm256_storeu_si256((__m256i *)(void *)lane, c);
-    for (unsigned i = 0; i < 8; i++)
+    memcpy(lane, &c, sizeof(c));
+    for (unsigned i = 0; i < HT_LANES; i++)
         sum += lane[i];
     return sum;
 }
 
-/* Elements of two bytes, in the low halves of 32-bit lanes. */
-HT_LANES_FN __m256i lanes_load_halves(const void *p)
+HT_LANES_FN ht_bits bits_load_halves(const void *p)
 {
-    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    ht_halves halves;
+
+    memcpy(&halves, p, sizeof(halves));
+    return LANES(cvtepu16_epi32)(halves);
 }
 
-HT_LANES_FN __m128i lanes_pack(__m256i halves)
-{
-    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
-
-    return _mm256_castsi256_si128(packed);
-}
-
-HT_LANES_FN ht_lanes lanes_widen(__m256i halves, uint8_t dtype)
+HT_LANES_FN ht_lanes lanes_widen(ht_bits halves, uint8_t dtype)
 {
     if (dtype == HT_DTYPE_BF16)
-        return lanes_of_bits(_mm256_slli_epi32(halves, 16));
-    return _mm256_cvtph_ps(lanes_pack(halves));
+        return (ht_lanes)LANES(slli_epi32)(halves, 16);
+    return LANES(cvtph_ps)(bits_pack(halves));
 }
 
-HT_LANES_FN __m256i lanes_narrow(ht_lanes x, uint8_t dtype)
+HT_LANES_FN ht_bits lanes_narrow(ht_lanes x, uint8_t dtype)
 {
     if (dtype == HT_DTYPE_F16)
-        return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+        return LANES(cvtepu16_epi32)(LANES(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT));
 
-    __m256i bits = lanes_bits(x);
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    __m256i nan = lanes_bits(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    ht_bits bits = (ht_bits)x, odd = LANES(srli_epi32)(bits, 16) & bits_set(1);
+    ht_bits up = LANES(add_epi32)(LANES(add_epi32)(bits, bits_set(0x7fff)), odd);
 
-    return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+    return LANES(srli_epi32)(bits_by_nan(x, bits | bits_set(0x400000), up), 16);
 }
 
 HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
 {
-    return _mm256_loadu_ps(p);
+    return LANES(loadu_ps)(p);
 }
 
 HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
 {
-    _mm256_storeu_ps(p, x);
+    LANES(storeu_ps)(p, x);
 }
 
 HT_LANES_FN void lanes_store_halves(void *p, ht_lanes x, uint8_t dtype)
 {
-    _mm_storeu_si128((__m128i *)p, lanes_pack(lanes_narrow(x, dtype)));
+    ht_halves halves = bits_pack(lanes_narrow(x, dtype));
+
+    memcpy(p, &halves, sizeof(halves));
 }
 
 /* x if it narrows to the value at p, else the value at p. */
 HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
 {
-    __m256i there = lanes_load_halves(p);
-    __m256i same = _mm256_cmpeq_epi32(lanes_narrow(x, dtype), there);
+    ht_bits there = bits_load_halves(p);
 
-    return _mm256_blendv_ps(lanes_widen(there, dtype), x, lanes_of_bits(same));
+    return (ht_lanes)bits_by_same(lanes_narrow(x, dtype), there, (ht_bits)x, (ht_bits)lanes_widen(there, dtype));
 }
 
 HT_LANES_FN ht_lanes lanes_load(const void *array, uint8_t dtype, size_t i)
 {
     if (dtype == HT_DTYPE_F32)
         return lanes_load_f32((const float *)array + i);
-    return lanes_widen(lanes_load_halves((const uint16_t *)array + i), dtype);
+    return lanes_widen(bits_load_halves((const uint16_t *)array + i), dtype);
 }
 
 /* A master from its bf16 and the bits that those miss; `upper`: the code of an upper tie (master.h). */
 HT_LANES_FN ht_lanes lanes_join(const uint16_t *p, const uint16_t *low, uint32_t upper)
 {
-    __m256i code = lanes_load_halves(low);
-    __m256i is_upper = _mm256_cmpeq_epi32(code, _mm256_set1_epi32((int)upper));
-    __m256i missing = _mm256_srai_epi32(_mm256_slli_epi32(code, 16), 16);
+    ht_bits code = bits_load_halves(low), missing = LANES(srai_epi32)(LANES(slli_epi32)(code, 16), 16);
 
-    missing = _mm256_blendv_epi8(missing, _mm256_set1_epi32(0x8000), is_upper);
-    return lanes_of_bits(_mm256_add_epi32(_mm256_slli_epi32(lanes_load_halves(p), 16), missing));
+    missing = bits_by_same(code, bits_set(upper), bits_set(0x8000), missing);
+    return (ht_lanes)LANES(add_epi32)(LANES(slli_epi32)(bits_load_halves(p), 16), missing);
 }
 
 /* The bits of a master that its bf16 misses. True: one is a tie. */
 HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
 {
-    __m256i numa_index = _mm256_slli_epi32(lanes_load_halves(p), 16);
-    __m256i missing = _mm256_and_si256(_mm256_sub_epi32(lanes_bits(x), numa_index), _mm256_set1_epi32(0xffff));
+    ht_bits upper = LANES(slli_epi32)(bits_load_halves(p), 16);
+    ht_bits missing = LANES(sub_epi32)((ht_bits)x, upper) & bits_set(0xffff);
+    ht_halves halves = bits_pack(missing);
 
-    _mm_storeu_si128((__m128i *)(void *)low, lanes_pack(missing));
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(missing, _mm256_set1_epi32(0x8000))) != 0;
+    memcpy(low, &halves, sizeof(halves));
+    return bits_any_same(missing, bits_set(0x8000));
 }
 
 #else

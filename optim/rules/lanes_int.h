@@ -1,52 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * lanes_int.h - integers beside the floats of lanes.h, and the operations that the forms of state (forms_loop.h) are
- * written in. + - & | ^ are the compiler's own, where nothing overflows. For AVX-512 the floats are here, too: rules do
- * not use them. What the compiler does alike with one integer and with several is written once, and so is what both
- * instruction sets have under the same name: LANES(name).
+ * written in. + - & | ^ are the compiler's own, where nothing overflows. What the compiler does alike with one integer
+ * and with several is written once, and so is what both instruction sets have under the same name: LANES(name).
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
 #define HITRAIN_OPTIM_RULES_LANES_INT_H
 
+#include "optim/rules/lanes.h"
+
 #ifdef HT_LANES_AVX512
 
-#include <immintrin.h>
-#include <math.h>
-#include "tiering/base/base.h"
-
-#define HT_LANES_FN static inline __attribute__((always_inline, unused))
-#define LANES(name) _mm512_##name
-
-typedef __m512 ht_lanes;
-typedef __m512i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(64)));
 typedef uint32_t ht_uints __attribute__((vector_size(64)));
-enum { HT_LANES = 16 };
-
-HT_LANES_FN ht_lanes lanes_set(float x)
-{
-    return _mm512_set1_ps(x);
-}
-
-HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-}
-
-HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
-{
-    _mm512_storeu_ps(p, x);
-}
-
-HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
-}
 
 typedef __mmask16 ht_mask;
 
@@ -89,11 +55,6 @@ HT_LANES_FN void ints_store_bytes(uint8_t *p, ht_ints x)
     _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8((__m512i)x));
 }
 
-HT_LANES_FN ht_ints ints_load_halves(const void *p)
-{
-    return (ht_ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-}
-
 HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
     /* Of x the odd halves, then those of y. */
@@ -105,11 +66,6 @@ HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 
 #elif defined(HT_LANES_AVX2)
 
-#include "optim/rules/lanes.h"
-
-#define LANES(name) _mm256_##name
-
-typedef __m256i ht_bits;
 typedef int32_t ht_ints __attribute__((vector_size(32)));
 typedef uint32_t ht_uints __attribute__((vector_size(32)));
 
@@ -156,11 +112,6 @@ HT_LANES_FN void ints_store_bytes(uint8_t *p, ht_ints x)
                      _mm_unpacklo_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1)));
 }
 
-HT_LANES_FN ht_ints ints_load_halves(const void *p)
-{
-    return (ht_ints)lanes_load_halves(p);
-}
-
 HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 {
     __m256i both = _mm256_packus_epi32(_mm256_srli_epi32((__m256i)x, 16), _mm256_srli_epi32((__m256i)y, 16));
@@ -169,8 +120,6 @@ HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 }
 
 #else
-
-#include "optim/rules/lanes.h"
 
 typedef int32_t ht_ints;
 typedef uint32_t ht_uints;
@@ -268,6 +217,11 @@ HT_LANES_FN void ints_store_upper(void *p, ht_ints x, ht_ints y)
 #endif
 
 #ifdef LANES
+
+HT_LANES_FN ht_ints ints_load_halves(const void *p)
+{
+    return (ht_ints)bits_load_halves(p);
+}
 
 HT_LANES_FN ht_ints ints_times_small(ht_ints x, int16_t by)
 {

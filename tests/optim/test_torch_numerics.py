@@ -27,7 +27,7 @@ ELEMENTS = 20000
 FLAGS = ['-std=gnu11', '-O2', '-fPIC', '-D_GNU_SOURCE', '-ffp-contract=off', '-Iinclude', '-I.']
 
 
-SOURCES = ['optim/rules/kernel.c', 'optim/rules/kernel_scalar.c', 'optim/rules/kernel_avx2.c', 'optim/rules/kernel_avx512.c',
+SOURCES = ['optim/rules/kernel.c', 'optim/rules/isa.c', 'optim/rules/kernel_scalar.c', 'optim/rules/kernel_avx2.c', 'optim/rules/kernel_avx512.c',
            'optim/rules/forms.c', 'optim/rules/rule.c', 'optim/rules/config.c', 'tiering/base/log.c']
 ISA = {'kernel_avx2': ['-mavx2', '-mfma', '-mf16c', '-mbmi', '-mbmi2'],
        'kernel_avx512': ['-mavx512f', '-mavx512bw', '-mavx512dq', '-mavx512vl', '-mfma']}
@@ -208,7 +208,7 @@ def gradients(seed, scale):
 def with_each_kernel(monkeypatch, lib, *args):
     """{its name: ours}. All see the same gradients, which take longer to make than to apply."""
     made = {}
-    for kernel in ('scalar', 'avx2'):
+    for kernel in ('scalar', 'avx2', 'avx512'):
         monkeypatch.setenv('HITRAIN_KERNEL', kernel)
         made[kernel] = Ours(lib, *args)
     return made

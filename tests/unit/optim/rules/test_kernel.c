@@ -121,26 +121,41 @@ static void compare(ht_kernel_fn fn, enum ht_kernel kernel, uint8_t p_dtype, uin
 
 static const uint8_t dtypes[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F16};
 
-#if defined(__x86_64__)
-static bool have_avx2(void)
+/* NULL: this CPU lacks it. */
+static const struct ht_kernels *kernels_of(const char *isa)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const struct ht_kernels *k;
+
+    setenv("HITRAIN_KERNEL", isa, 1);
+    k = ht_kernels_choose();
+    unsetenv("HITRAIN_KERNEL");
+    return strcmp(k->name, isa) ? NULL : k;
+}
+
+static void compare_with_scalar(const char *isa, int i)
+{
+    enum ht_kernel kernel = (enum ht_kernel)(i / 9);
+    uint8_t p_dtype = dtypes[i % 3], g_dtype = dtypes[i / 3 % 3];
+    const struct ht_kernels *k = kernels_of(isa);
+
+    if (!k)
+        return;
+    for (size_t n = 0; n < 70; n++)
+        for (size_t skip = 0; skip < 9; skip++)
+            compare(k->fn[kernel], kernel, p_dtype, g_dtype, n, skip, (n + skip) & 1);
+    for (unsigned round = 0; round < ROUNDS; round++)
+        compare(k->fn[kernel], kernel, p_dtype, g_dtype, N_MAX - 9, round % 9, round & 1);
 }
 
 TEST_LOOP(avx2_equals_scalar, 9 * HT_KERNEL_COUNT)
 {
-    enum ht_kernel kernel = (enum ht_kernel)(_i / 9);
-    uint8_t p_dtype = dtypes[_i % 3], g_dtype = dtypes[_i / 3 % 3];
-
-    if (!have_avx2())
-        return;
-    for (size_t n = 0; n < 70; n++)
-        for (size_t skip = 0; skip < 9; skip++)
-            compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, n, skip, (n + skip) & 1);
-    for (unsigned i = 0; i < ROUNDS; i++)
-        compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, N_MAX - 9, i % 9, i & 1);
+    compare_with_scalar("avx2", _i);
 }
-#endif
+
+TEST_LOOP(avx512_equals_scalar, 9 * HT_KERNEL_COUNT)
+{
+    compare_with_scalar("avx512", _i);
+}
 
 TEST_LOOP(a_run_in_pieces_equals_a_run_at_once, HT_KERNEL_COUNT)
 {
@@ -355,16 +370,15 @@ static void find_changed(const struct ht_kernels *k, size_t bytes, size_t n, siz
 TEST_LOOP(changed_elements_are_found_everywhere, 5)
 {
     static const unsigned rates[] = {0, 1, 7, 50, 100};
+    const struct ht_kernels *avx2 = kernels_of("avx2");
 
     for (size_t bytes = 2; bytes <= 4; bytes += 2) {
         for (size_t n = 0; n < 140; n++)
             for (size_t skip = 0; skip < 9; skip++)
                 find_changed(&ht_kernels_scalar, bytes, n, skip, rates[_i]);
-#if defined(__x86_64__)
-        for (size_t n = 0; n < 140 && have_avx2(); n++)
+        for (size_t n = 0; n < 140 && avx2; n++)
             for (size_t skip = 0; skip < 9; skip++)
-                find_changed(&ht_kernels_avx2, bytes, n, skip, rates[_i]);
-#endif
+                find_changed(avx2, bytes, n, skip, rates[_i]);
         for (unsigned i = 0; i < ROUNDS; i++)
             find_changed(ht_kernels_choose(), bytes, N_MAX - 9, i % 9, rates[_i]);
     }
@@ -577,9 +591,11 @@ TEST(the_environment_chooses_the_kernel)
     ck_assert_str_eq(ht_kernels_choose()->name, "scalar");
     setenv("HITRAIN_KERNEL", "fastest", 1);
     ck_assert_ptr_nonnull(ht_kernels_choose());
+    setenv("HITRAIN_KERNEL", "avx512", 1);
+    ck_assert_ptr_nonnull(ht_kernels_choose());
 #if defined(__x86_64__)
     setenv("HITRAIN_KERNEL", "avx2", 1);
-    ck_assert_ptr_eq(ht_kernels_choose(), have_avx2() ? &ht_kernels_avx2 : &ht_kernels_scalar);
+    ck_assert_ptr_eq(ht_kernels_choose(), kernels_of("avx2") ? &ht_kernels_avx2 : &ht_kernels_scalar);
 #endif
 }
 
