@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pathlib
 import subprocess
 
 import pytest
@@ -13,16 +14,30 @@ BLKIO = '/sys/fs/cgroup/blkio'
 
 
 @contextlib.contextmanager
-def loop_device(image):
-    made = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', image], stdout=subprocess.PIPE,
+def a_loop(*args):
+    """A loop device, which is gone at the end: the kernel keeps it longer if a program that looks at all devices has it open."""
+    made = subprocess.run(['losetup', '--find', '--show', *map(str, args)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
     if made.returncode:
         pytest.skip(f'no loop devices here: {made.stderr.strip()}')
     device = made.stdout.strip()
+    file = pathlib.Path('/sys/block', os.path.basename(device), 'loop/backing_file')
+    backing = file.read_text()
+
+    def shows_it():
+        try:
+            return file.read_text() == backing
+        except OSError:
+            return False
     try:
         yield device
     finally:
         subprocess.run(['losetup', '-d', device], check=True, timeout=SECONDS_MAX)
+        wait_for(lambda: not shows_it(), f'the end of {device}')
+
+
+def loop_device(image):
+    return a_loop('--direct-io=on', image)
 
 
 def cgroup_root():

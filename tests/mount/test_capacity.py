@@ -18,6 +18,7 @@ import pytest
 from calls import refused, sync
 from conftest import MIB, SECONDS_MAX, Store, end_stores, run, wait_for
 from models import new_model, word
+from slow import a_loop
 from test_devices import devices, make_pair  # noqa: F401 (a fixture)
 from test_errors import events
 from test_gradients import make_root
@@ -364,16 +365,13 @@ def test_paths_all_beside_a_device_that_slows_tenfold_and_then_is_silent(make, n
 def test_a_silent_loop_device_of_others_holds_up_no_store(tmp_path):
     """Programs ask each loop device whether it shows the same file, and the kernel asks the file system of that device's file."""
     with served(tmp_path, 32) as (device, pid):
-        done = subprocess.run(['losetup', '--find', '--show', device], stdout=subprocess.PIPE, text=True)
-        if done.returncode:
-            pytest.skip('no loop devices')
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            time.sleep(1.5)         # what the kernel knows about the file is out of date
-            run('mkfs.hitrain', '--size=32M', tmp_path / 'image', timeout=60)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-            subprocess.run(['losetup', '-d', done.stdout.strip()], check=True, timeout=SECONDS_MAX)
+        with a_loop(device):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                time.sleep(1.5)         # what the kernel knows about the file is out of date
+                run('mkfs.hitrain', '--size=32M', tmp_path / 'image', timeout=60)
+            finally:
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_a_file_system_without_direct_io_is_named_with_the_way_out(make, tmp_path):

@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from conftest import MIB, SECONDS_MAX, run
+from conftest import MIB, run
+from slow import loop_device
 from programs import LONG, client
 
 KIB = 1024
@@ -325,13 +326,11 @@ def test_reads_at_random_places_read_nothing_ahead(make_store):
 def device(make_store):
     """A store on a loop device, whose counters are those of the kernel."""
     made = make_store()
-    done = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', made.image], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        pytest.skip('no loop devices here')
-    file, made.image = made.image, pathlib.Path(done.stdout.strip())
-    yield made
-    made.unmount()
-    subprocess.run(['losetup', '-d', made.image], check=True, timeout=SECONDS_MAX)
+    file = made.image
+    with loop_device(file) as name:
+        made.image = pathlib.Path(name)
+        yield made
+        made.unmount()
     made.image = file
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from calls import sync
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
+from slow import a_loop
 
 # ---------------------------------------------------------------------- helpers
 
@@ -271,11 +272,8 @@ def loop(tmp_path):
     backing = tmp_path / 'backing'
     backing.write_bytes(bytes(range(256)) * (32 * MIB // 256))
     sync(backing)
-    done = subprocess.run(['losetup', '--find', '--show', backing], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        pytest.skip('no loop devices here')
-    yield done.stdout.strip(), backing
-    subprocess.run(['losetup', '-d', done.stdout.strip()], check=True)
+    with a_loop(backing) as device:
+        yield device, backing
 
 
 @pytest.mark.parametrize('args, kept', [([], 0), (['--no-discard'], 1), (['-K'], 1)])

@@ -12,22 +12,11 @@ import time
 import pytest
 
 from conftest import BIN, SECONDS_MAX, run, wait_for
-from slow import loop_device
+from slow import a_loop, loop_device
 from test_errors import events
 
 MIB = 1 << 20
 SIZE = 64 * MIB
-
-
-@contextlib.contextmanager
-def a_loop(*args):
-    done = subprocess.run(['losetup', '--find', '--show', *map(str, args)], stdout=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
-    if done.returncode:
-        pytest.skip('no loop devices here')
-    try:
-        yield done.stdout.strip()
-    finally:
-        subprocess.run(['losetup', '-d', done.stdout.strip()], check=True, timeout=SECONDS_MAX)
 
 
 def file(names, image):
