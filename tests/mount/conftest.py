@@ -15,7 +15,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', ROOT / 'build' / 'bin'))
-SECONDS_MAX = 120
+SECONDS_MAX = int(os.environ.get('HITRAIN_TEST_SECONDS', 120))  # mutants.py has less patience
 CRASHES = [-s for s in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)]
 MIB = 1 << 20
 SMALL = ('dram=32M', 'staging=24M')
@@ -30,10 +30,12 @@ def run(program, *args, check=True, **kw):
 
 
 def wait_for(condition, what, seconds=SECONDS_MAX):
-    end = time.monotonic() + seconds
+    """The longer it takes, the less often does this look: a condition may be a program."""
+    end, pause = time.monotonic() + seconds, 0.005
     while not condition():
         assert time.monotonic() < end, f'{what}: not within {seconds} s'
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)
 
 
 def remove_folder(folder):

@@ -206,9 +206,10 @@ def start_s3(tmp, make_store):
 
 # ---- ssh ----
 
-# sshd needs a user, and a folder for its part without rights. Both are there in a mount namespace of its own.
+# sshd needs a user, and a folder for its part without rights. Both are there in a mount namespace of its own. The shell of all users
+# there is one that reads nobody's settings at its start.
 SSHD = """set -e
-{ cat /etc/passwd; echo sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin; } >"$1/passwd"
+{ sed 's,[^:]*$,/bin/sh,' /etc/passwd; echo sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin; } >"$1/passwd"
 mount --bind "$1/passwd" /etc/passwd
 umount -i -l -a -t fuse.hitrain || :    # or a store that a test unmounts would stay here, with its daemon
 mount -t tmpfs tmpfs /run

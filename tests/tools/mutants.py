@@ -134,7 +134,8 @@ def command(test, build):
 
 def run(mutant, test, scenario, build, seed):
     """(passed, skipped, output)"""
-    env = dict(os.environ, HITRAIN_MUTANT=mutant, HITRAIN_SEED=str(seed), HITRAIN_BUILD=build, HITRAIN_BIN=os.path.join(build, 'bin'))
+    env = dict(os.environ, HITRAIN_MUTANT=mutant, HITRAIN_SEED=str(seed), HITRAIN_BUILD=build, HITRAIN_BIN=os.path.join(build, 'bin'),
+               HITRAIN_TEST_SECONDS='20')
     env.pop('HITRAIN_LONG', None)
     if scenario:
         env['HITRAIN_SCRIPT' if test == SMALL else 'HITRAIN_TEST'] = scenario
