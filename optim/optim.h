@@ -19,8 +19,7 @@
  * Lock order: transaction > names > optimizer > store. Callbacks of struct ht_optim_hooks are called with no
  * optimizer lock held. WAITS: may block on I/O and updates, call with no lock held.
  */
-#ifndef HITRAIN_OPTIM_OPTIM_H
-#define HITRAIN_OPTIM_OPTIM_H
+#pragma once
 
 #include "optim/rules/config.h"
 #include "tiering/api/object.h"
@@ -556,5 +555,3 @@ int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer 
 int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Drops the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
 int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
-
-#endif

@@ -11,8 +11,7 @@
  * WAITS: may wait for I/O and for updates of the optimizer; must not be called by a thread that an update, an
  * invalidation or a transaction may wait for.
  */
-#ifndef HITRAIN_FS_CTL_CTL_H
-#define HITRAIN_FS_CTL_CTL_H
+#pragma once
 
 #include <stdatomic.h>
 #include "tiering/base/base.h"
@@ -159,5 +158,3 @@ int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
 /* Makes a boundary, and everything below the root durable; -EACCES if the caller may not steer it. WAITS. */
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
-
-#endif

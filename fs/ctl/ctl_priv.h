@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctl_priv.h - the common part of the files of fs/ctl. */
-#ifndef HITRAIN_FS_CTL_CTL_PRIV_H
-#define HITRAIN_FS_CTL_CTL_PRIV_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/line_quota.h"
@@ -287,5 +286,3 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST
 /* OpenMetrics text: of one root, or (root 0) of the store and all its roots that the caller may know of. */
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller,
                            struct ht_buf *out) HT_MUST_CHECK;
-
-#endif

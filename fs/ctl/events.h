@@ -5,8 +5,7 @@
  * The events thread finds the path of each entry's object, logs the entry (stderr or syslog) and shows it to readers.
  * The thread that raises an event cannot do that: it may hold locks that finding a path needs.
  */
-#ifndef HITRAIN_FS_CTL_EVENTS_H
-#define HITRAIN_FS_CTL_EVENTS_H
+#pragma once
 
 #include <stdio.h>
 #include "fs/ctl/ctl_priv.h"
@@ -31,5 +30,3 @@ void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
 
 /* Writes the entry as one line of JSON. Keys without a value are left out; hitrain(7) lists the keys. */
 void ht_event_put(const struct ht_event_entry *entry, FILE *to);
-
-#endif

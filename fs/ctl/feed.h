@@ -4,8 +4,7 @@
  * number is the offset of the first read; then offsets count no more. At the last entry reads
  * end, and later ones go on.
  */
-#ifndef HITRAIN_FS_CTL_FEED_H
-#define HITRAIN_FS_CTL_FEED_H
+#pragma once
 
 #include <stdio.h>
 #include "tiering/base/base.h"
@@ -32,5 +31,3 @@ struct ht_caller;
 typedef int ht_feed_opener(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out);
 ht_feed_opener ht_background_feed_open, ht_device_feed_open, ht_event_feed_open, ht_kept_feed_open, ht_plan_feed_open,
     ht_root_feed_open, ht_trace_feed_open;
-
-#endif

@@ -3,8 +3,7 @@
  * daemon.h - from a command to a daemon: the command returns when the mount is ready, or with the reason of the
  * failure.
  */
-#ifndef HITRAIN_FS_DAEMON_DAEMON_H
-#define HITRAIN_FS_DAEMON_DAEMON_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -21,5 +20,3 @@ int ht_daemon_fork(void) HT_MUST_CHECK;
 void ht_daemon_detach(void);
 /* The command returns now. No-op when nothing was forked. Any thread, once. */
 void ht_daemon_ready(void);
-
-#endif

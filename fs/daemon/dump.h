@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dump.h - a thread that answers `hitrainctl dump`, whatever hangs. */
-#ifndef HITRAIN_FS_DAEMON_DUMP_H
-#define HITRAIN_FS_DAEMON_DUMP_H
+#pragma once
 
 #include "fs/fuse/session.h"
 
@@ -19,5 +18,3 @@ struct ht_dump_server {
 void ht_dump_server_begin(const struct ht_dump_server *server);
 /* Does not wait for a client. */
 void ht_dump_server_end(void);
-
-#endif

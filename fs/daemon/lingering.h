@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lingering.h - a daemon whose mount is gone only in some namespaces reports why it stays. */
-#ifndef HITRAIN_FS_DAEMON_LINGERING_H
-#define HITRAIN_FS_DAEMON_LINGERING_H
+#pragma once
 
 /*
  * From now on a thread waits until the mount has left this mount namespace. If the daemon is still needed some seconds
@@ -10,5 +9,3 @@
  */
 void ht_lingering_begin(const char *source, const char *mountpoint);
 void ht_lingering_end(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mountpoint.h - checks that a place can be mounted on. */
-#ifndef HITRAIN_FS_DAEMON_MOUNTPOINT_H
-#define HITRAIN_FS_DAEMON_MOUNTPOINT_H
+#pragma once
 
 #include <limits.h>
 #include "tiering/base/base.h"
@@ -10,5 +9,3 @@
 int ht_mountpoint_prepare(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 /* Can FUSE be used at all? Reports the reason if not. */
 int ht_mountpoint_check_fuse(void) HT_MUST_CHECK;
-
-#endif

@@ -6,8 +6,7 @@
  * everything in fstab, is allowed if it has its present value. The attribute "options" of the mount's root has the
  * values, so a remount needs a daemon that answers.
  */
-#ifndef HITRAIN_FS_DAEMON_REMOUNT_H
-#define HITRAIN_FS_DAEMON_REMOUNT_H
+#pragma once
 
 #include "fs/daemon/options.h"
 
@@ -15,5 +14,3 @@
 int ht_remount(const struct ht_options *o) HT_MUST_CHECK;
 /* For a mount that has just been made: sets flags that it could not be given at once. */
 int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o) HT_MUST_CHECK;
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shutdown.h - while a mount ends: a user who waits for a silent device gets a message and a way out. */
-#ifndef HITRAIN_FS_DAEMON_SHUTDOWN_H
-#define HITRAIN_FS_DAEMON_SHUTDOWN_H
+#pragma once
 
 #include "tiering/api/store.h"
 
@@ -20,5 +19,3 @@ struct ht_shutdown {
  */
 void ht_shutdown_begin(const struct ht_shutdown *shutdown);
 void ht_shutdown_end(void);
-
-#endif

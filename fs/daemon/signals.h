@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* signals.h - signals, and settings of this process and, on request, of the system. */
-#ifndef HITRAIN_FS_DAEMON_SIGNALS_H
-#define HITRAIN_FS_DAEMON_SIGNALS_H
+#pragma once
 
 #include <signal.h>
 
@@ -25,5 +24,3 @@ void ht_signals_direct(void (*stop)(void *ctx), void *ctx);
 /* Returns when stop has, if it was called; from then on the signals are ignored. */
 void ht_signals_end(void);
 void ht_signals_set(sigset_t *set); /* those three */
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* op.h - one change of names: a transaction, and within it the lock of names held for writing. */
-#ifndef HITRAIN_FS_NS_OP_H
-#define HITRAIN_FS_NS_OP_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
@@ -53,5 +52,3 @@ void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
  * caller outside of a transaction looks everything up again.
  */
 void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* text.h - small pieces of text that several programs print. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
+#pragma once
 
 #include <getopt.h>
 #include <stdio.h>
@@ -29,5 +28,3 @@ void ht_print_usage_error(const char *why, const char *help_command);
 int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong);
 /* For getopt_long: --help as -h, and --version as -V. */
 extern const struct option ht_help_and_version[];
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctl.h - the common part of the commands of hitrainctl. */
-#ifndef HITRAIN_MOUNT_HELPERS_CTL_CTL_H
-#define HITRAIN_MOUNT_HELPERS_CTL_CTL_H
+#pragma once
 
 #include <limits.h>
 #include "tiering/base/log.h"
@@ -102,5 +101,3 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 int ht_cmd_command(const char *path, const char *point, const char *line) HT_MUST_CHECK;
 /* Reports why a path of a mount cannot be used; returns err. */
 int ht_cmd_explain(const char *path, int err);
-
-#endif

@@ -14,8 +14,7 @@
  * cannot go on. One thread. fsck writes copies of the superblock anew at once; it changes nothing else before all
  * passes have ended.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
-#define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
+#pragma once
 
 #include <stdio.h>
 #include "tiering/base/base.h"
@@ -302,5 +301,3 @@ void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *b
 void ht_fsck_list_extents(struct ht_fsck *f);
 /* The last line or, with --json, everything after the problems. */
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status);
-
-#endif

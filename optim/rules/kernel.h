@@ -10,8 +10,7 @@
  *
  * AVX-512 has no kernels, because it gains nothing on memory-bound loops. It has codecs of state (forms.h).
  */
-#ifndef HITRAIN_OPTIM_RULES_KERNEL_H
-#define HITRAIN_OPTIM_RULES_KERNEL_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/words.h>
@@ -162,5 +161,3 @@ uint16_t ht_f32_to_bf16(float x);
 float ht_bf16_to_f32(uint16_t x);
 uint16_t ht_f32_to_f16(float x);
 float ht_f16_to_f32(uint16_t x);
-
-#endif

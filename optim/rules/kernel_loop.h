@@ -4,8 +4,7 @@
  *
  * The loop is instantiated for each step and pair of dtypes, so that no choice is left inside it.
  */
-#ifndef HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
-#define HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
+#pragma once
 
 #include "optim/rules/all.h"
 
@@ -272,5 +271,3 @@ HT_LANES_FN void sum_one_by_one(const void *g, uint8_t dtype, size_t first, size
         *nonfinite += !isfinite(x);
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
  * One lane, or eight where HT_LANES_AVX2 is defined before this file is included. + - * / are the compiler's own on
  * both types; all other operations of rules are here twice, with the same bits as result.
  */
-#ifndef HITRAIN_OPTIM_RULES_LANES_H
-#define HITRAIN_OPTIM_RULES_LANES_H
+#pragma once
 
 #include <math.h>
 #include "optim/rules/kernel.h"
@@ -317,5 +316,3 @@ static inline bool ht_lerp_near_end(float weight)
 {
     return !(fabsf(weight) < 0.5f);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* step_priv.h - inside step/. */
-#ifndef HITRAIN_OPTIM_STEP_STEP_PRIV_H
-#define HITRAIN_OPTIM_STEP_STEP_PRIV_H
+#pragma once
 
 #include "optim/optim.h"
 
@@ -86,5 +85,3 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w);
  * its queue is empty. False: there is no thread for that.
  */
 bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *)) HT_EXCLUDES(HT_LOCK_OPTIM);
-
-#endif

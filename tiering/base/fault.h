@@ -7,8 +7,7 @@
  * not reached. Some failures need no point, because tests can cause them directly: a request before it reaches its
  * device (tests/support/dev.h), any allocation and any thread (tests/support/wrap.h).
  */
-#ifndef HITRAIN_TIERING_BASE_FAULT_H
-#define HITRAIN_TIERING_BASE_FAULT_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -75,5 +74,3 @@ static inline int ht_fault(enum ht_fault_point point)
 {
     return atomic_load_explicit(&ht_faults_armed, memory_order_relaxed) ? ht_fault_pass(point) : 0;
 }
-
-#endif

@@ -6,8 +6,7 @@
  * mistakes end the process with a message that names both locks: taking a lock whose rank is not above all locks in the
  * list, waiting with a later lock held, and releasing a lock that is not held. No lock is taken twice.
  */
-#ifndef HITRAIN_TIERING_BASE_LOCK_H
-#define HITRAIN_TIERING_BASE_LOCK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -219,5 +218,3 @@ int ht_mutex_holder(const struct ht_mutex *m);
 int ht_rwlock_writer(const struct ht_rwlock *l);
 /* Does a thread wait to write under the lock, with which this one writes? */
 bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l);
-
-#endif

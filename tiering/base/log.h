@@ -3,8 +3,7 @@
  * log.h - messages for people. Thread-safe; never blocks on anything but stderr or syslog.
  * One line each, no trailing newline. Name the thing and the remedy.
  */
-#ifndef HITRAIN_TIERING_BASE_LOG_H
-#define HITRAIN_TIERING_BASE_LOG_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -24,5 +23,3 @@ void ht_log(enum ht_log_level level, const char *fmt, ...) HT_PRINTF(2, 3);
 #define ht_warn(...) ht_log(HT_LOG_WARN, __VA_ARGS__)
 #define ht_info(...) ht_log(HT_LOG_INFO, __VA_ARGS__)
 #define ht_debug(...) ht_log(HT_LOG_DEBUG, __VA_ARGS__)
-
-#endif

@@ -11,8 +11,7 @@
  *   - Of B blocks each of R ranks gets B/R or one more: those that own most have one more, then those of lower number.
  *   - A rank that has too many keeps its first ones. Free blocks go, in order, to ranks that have too few, in turn.
  */
-#ifndef HITRAIN_TIERING_BASE_SHARDS_H
-#define HITRAIN_TIERING_BASE_SHARDS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -57,5 +56,3 @@ bool ht_shards_owners_before(const struct ht_shards *s, uint64_t blocks, uint16_
 
 /* "2of4". False: it is no such name. */
 bool ht_shard_parse_name(const char *name, unsigned *out_rank, unsigned *out_ranks);
-
-#endif

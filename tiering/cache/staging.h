@@ -10,8 +10,7 @@
  *
  * Threads: any; has its own lock, innermost.
  */
-#ifndef HITRAIN_TIERING_CACHE_STAGING_H
-#define HITRAIN_TIERING_CACHE_STAGING_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include "tiering/sys/mem.h"
@@ -43,5 +42,3 @@ void ht_staging_dump(struct ht_staging *p, struct ht_dump *d);
 /* Heap for its stacks. */
 uint64_t ht_staging_meta_bytes(const struct ht_staging *p);
 const struct ht_pinned *ht_staging_memory(const struct ht_staging *p);
-
-#endif

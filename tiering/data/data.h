@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data.h - the state of data/. */
-#ifndef HITRAIN_TIERING_DATA_DATA_H
-#define HITRAIN_TIERING_DATA_DATA_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -14,5 +13,3 @@ void ht_data_teardown(struct ht_store *s);
 int ht_data_need_decoder(struct ht_store *s) HT_MUST_CHECK;
 /* Heap that it holds for decoders and encoders. */
 uint64_t ht_data_bytes(struct ht_store *s);
-
-#endif

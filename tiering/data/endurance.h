@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* endurance.h - what the store writes in a day, beside its budget. */
-#ifndef HITRAIN_TIERING_DATA_ENDURANCE_H
-#define HITRAIN_TIERING_DATA_ENDURANCE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -12,5 +11,3 @@ struct ht_store_stats;
 void ht_endurance_check(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The same, and sets its figures in out. */
 void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

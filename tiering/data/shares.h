@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shares.h - the share of new content that each device gets, as fast as it is. */
-#ifndef HITRAIN_TIERING_DATA_SHARES_H
-#define HITRAIN_TIERING_DATA_SHARES_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -9,5 +8,3 @@ struct ht_store;
 
 /* Before a device is chosen: brings the shares up to date, if that is due. */
 void ht_shares_update(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

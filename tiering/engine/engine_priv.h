@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_priv.h - inside engine/. */
-#ifndef HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
-#define HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
+#pragma once
 
 #include <pthread.h>
 
@@ -174,5 +173,3 @@ enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING, HT_CLEAN_FINA
  */
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

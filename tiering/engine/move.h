@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* move.h - inside engine/: compaction. */
-#ifndef HITRAIN_TIERING_ENGINE_MOVE_H
-#define HITRAIN_TIERING_ENGINE_MOVE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -34,5 +33,3 @@ struct ht_compaction {
 
 void ht_compact_end(struct ht_compaction *c); /* its memory; no step runs */
 extern const struct ht_engine_type ht_compact_engine;
-
-#endif

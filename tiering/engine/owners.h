@@ -16,8 +16,7 @@
  *
  * One thread's.
  */
-#ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
-#define HITRAIN_TIERING_ENGINE_OWNERS_H
+#pragma once
 
 #include <assert.h>
 
@@ -92,5 +91,3 @@ size_t ht_owners_same(const struct ht_owners *w, size_t at);
 size_t ht_owners_first_of(const struct ht_owners *w, unsigned group);
 uint64_t ht_owners_bytes(const struct ht_owners *w); /* heap */
 void ht_owners_end(struct ht_owners *w);
-
-#endif

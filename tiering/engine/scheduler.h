@@ -41,8 +41,7 @@
  * Lock: lane.lock, of HT_LOCK_ENGINE. It is a leaf, so rows are woken with the locks of the store and of the journal
  * held. Steps run without it.
  */
-#ifndef HITRAIN_TIERING_ENGINE_SCHEDULER_H
-#define HITRAIN_TIERING_ENGINE_SCHEDULER_H
+#pragma once
 
 #include <pthread.h>
 
@@ -163,5 +162,3 @@ void ht_row_pause(struct ht_row *r);
 int ht_row_resume(struct ht_row *r);
 bool ht_row_is_paused(struct ht_row *r);
 void ht_row_figures(struct ht_row *r, struct ht_row_figures *out);
-
-#endif

@@ -18,8 +18,7 @@
  *
  * Threads: devices may be shared by rings of different threads; a ring may not.
  */
-#ifndef HITRAIN_TIERING_IO_DEV_H
-#define HITRAIN_TIERING_IO_DEV_H
+#pragma once
 
 #include <sys/uio.h>
 #include "tiering/base/base.h"
@@ -226,5 +225,3 @@ int ht_dev_flush(struct ht_dev *dev) HT_MUST_CHECK;
  */
 int ht_dev_flush_since(struct ht_dev *dev, uint64_t failures) HT_MUST_CHECK;
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len) HT_MUST_CHECK;
-
-#endif

@@ -16,8 +16,7 @@
  *
  * Threads: any. State: in struct ht_dev, with its flight_lock.
  */
-#ifndef HITRAIN_TIERING_IO_GATE_H
-#define HITRAIN_TIERING_IO_GATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -92,5 +91,3 @@ struct ht_gate_stats {
     uint64_t waits[HT_IO_CLASSES], wait_ns[HT_IO_CLASSES]; /* at the gate, which have ended */
 };
 void ht_gate_stats(struct ht_dev *dev, struct ht_gate_stats *out);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* deferred_free.h - space of references that is free once the log is durable. */
-#ifndef HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
-#define HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -72,5 +71,3 @@ void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t
 /* One that waits in a queue, which has no place for it any more: its space is lost until the next mount. */
 void ht_ref_free_never(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

@@ -6,8 +6,7 @@
  * Between two slices anything may change but what the caller keeps from changing. It holds a reference to its object,
  * and looks chunks up again.
  */
-#ifndef HITRAIN_TIERING_OBJECT_SLICE_H
-#define HITRAIN_TIERING_OBJECT_SLICE_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include "tiering/base/guarded.h"
@@ -40,5 +39,3 @@ void ht_trash_put(struct ht_store *s, void *piece) HT_REQUIRES(HT_LOCK_STORE);
 /* Takes everything, for ht_trash_empty without the lock. */
 struct ht_trash ht_trash_take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 void ht_trash_empty(struct ht_trash *t);
-
-#endif

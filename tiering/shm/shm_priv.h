@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shm_priv.h - inside shm/. The caller holds the store's lock, unless a comment says otherwise. */
-#ifndef HITRAIN_TIERING_SHM_SHM_PRIV_H
-#define HITRAIN_TIERING_SHM_SHM_PRIV_H
+#pragma once
 
 #include "tiering/base/list.h"
 #include "tiering/sys/shared.h"
@@ -97,5 +96,3 @@ int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht
 
 /* As ht_obj_shm_scan, of any object. Releases the lock in between. */
 int ht_shm_scan_obj(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

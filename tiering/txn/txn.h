@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* txn.h - the store's own records in the log, and reading them at a mount. */
-#ifndef HITRAIN_TIERING_TXN_TXN_H
-#define HITRAIN_TIERING_TXN_TXN_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/format.h>
@@ -130,5 +129,3 @@ struct ht_vault;
 /* The record of the store's vault. It has log bytes as long as there is one. */
 enum { HT_VAULT_RECORD_BYTES = 8 + 16 + HT_VAULT_URL_BYTES };
 void ht_tx_put_vault(struct ht_tx *tx, const struct ht_vault *v);
-
-#endif
