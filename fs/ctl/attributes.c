@@ -10,7 +10,6 @@
 #include "tiering/base/shards.h"
 
 #include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 struct request {

@@ -7,16 +7,12 @@
  *   recall --thread--> object after object, in blocks --all is here--> the attribute cold goes --> over
  *                        '--error, or the end of the mount--> over; user.hitrain.error has the reason
  */
-#include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden_priv.h"
 #include "tiering/api/cold.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include <hitrain/words.h>
 
 static const char cold_word[] = HT_XATTR_PREFIX "cold";
 

@@ -3,7 +3,6 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* -------------------------------------------------------------- on a file */

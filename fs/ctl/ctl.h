@@ -14,7 +14,6 @@
 #pragma once
 
 #include <stdatomic.h>
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "optim/optim.h"

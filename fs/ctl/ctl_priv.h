@@ -6,7 +6,6 @@
 #include "fs/ctl/line_quota.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/quota.h"
 #include "tiering/base/event.h"

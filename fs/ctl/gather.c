@@ -4,7 +4,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -12,7 +12,6 @@
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,8 +9,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------- table */

@@ -11,7 +11,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
 
 static const char word[] = HT_XATTR_PREFIX "optimizer", word_kind[] = "optimizer";

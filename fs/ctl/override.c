@@ -18,7 +18,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 static const char word[] = HT_XATTR_PREFIX "optimizer";
 

@@ -12,7 +12,6 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { GROUPS_MAX = 1024 };

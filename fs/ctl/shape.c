@@ -8,7 +8,6 @@
 #include "optim/rules/blocks.h"
 
 #include <stdio.h>
-#include <sys/stat.h>
 
 enum { SHAPE_TEXT_MAX = 512 };
 

@@ -24,7 +24,6 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/version.h>
-#include <hitrain/words.h>
 
 enum {
     SEND_MS = 60000, /* that a client may take for a piece of the text */

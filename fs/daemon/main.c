@@ -14,7 +14,6 @@
 #include "fs/daemon/dump.h"
 #include "fs/daemon/lingering.h"
 #include "fs/daemon/mountpoint.h"
-#include "fs/daemon/options.h"
 #include "fs/daemon/remount.h"
 #include "fs/daemon/shutdown.h"
 #include "fs/daemon/signals.h"

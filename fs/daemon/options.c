@@ -4,7 +4,6 @@
 
 #include <getopt.h>
 #include <limits.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "fs/daemon/mountflags.h"
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/api/store.h"
 #include "tiering/sys/mem.h"

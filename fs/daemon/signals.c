@@ -3,7 +3,6 @@
 #include "fs/daemon/signals.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/prctl.h>

@@ -10,7 +10,6 @@
 #include "fs/fuse/fuse_priv.h"
 #include "tiering/base/lack.h"
 
-#include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
 #include <unistd.h>

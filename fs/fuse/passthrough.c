@@ -20,7 +20,6 @@
 #include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
-#include <fcntl.h>
 #include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>

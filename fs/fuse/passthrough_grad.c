@@ -16,7 +16,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 static bool concerns(const struct ht_fuse *f, uint64_t ino)
 {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "fs/fuse/fuse_priv.h"
-#include "tiering/api/object.h"
 
 /*
  * An inode with open files, or an active one. Guarded by passthrough.lock; while it is busy it belongs to one thread,

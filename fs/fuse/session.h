@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "fs/ctl/ctl.h"
 
 struct ht_fuse;

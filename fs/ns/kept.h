@@ -3,7 +3,6 @@
 #pragma once
 
 #include "fs/ns/ns_priv.h"
-#include "tiering/base/list.h"
 #include "tiering/api/keep.h"
 
 /* A kept step, as the log has it. */

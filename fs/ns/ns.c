@@ -5,7 +5,6 @@
  * The thread that releases the last reference deletes the inode, in a transaction of its own. If there can be no
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"

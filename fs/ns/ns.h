@@ -20,7 +20,6 @@
 #pragma once
 
 #include <sys/stat.h>
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"

@@ -39,7 +39,6 @@
 #include "fs/ns/op.h"
 #include "fs/ns/records.h"
 #include "tiering/base/buckets.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/pool.h"
 #include "tiering/api/object.h"

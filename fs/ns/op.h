@@ -2,8 +2,6 @@
 /* op.h - one change of names: a transaction, and within it the lock of names held for writing. */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/slice.h"
 
 struct ht_ns;

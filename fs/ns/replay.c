@@ -9,7 +9,6 @@
  *
  * Replay is single-threaded; the lock is held all the same, for the checks of tools.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 

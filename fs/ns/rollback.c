@@ -14,7 +14,6 @@
  * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook, and
  * all loops over the files release it now and then (fs/ns/op.h). So readers of names may see both meanwhile.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"

@@ -7,7 +7,6 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/shadow.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 enum { FREE_SHADOWS_MAX = 4096 };

@@ -2,8 +2,6 @@
 /* shadow.h - the published attributes of an inode, kept while the current ones differ. */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/list.h"
 
 struct ht_ns;

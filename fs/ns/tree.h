@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 
 struct ht_ns;
 struct ht_ns_entry;

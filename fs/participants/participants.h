@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/participant.h"
 
 #define HT_PARTICIPANT_INDEX(ID, name, first, last) HT_PARTICIPANT_##ID,

@@ -17,7 +17,6 @@
 #pragma once
 
 #include <stdio.h>
-#include "tiering/base/base.h"
 #include "tiering/sys/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"

@@ -7,7 +7,6 @@
 
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/look/show.h"
-#include "tiering/base/base.h"
 #include "tiering/sys/holder.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>

@@ -2,7 +2,6 @@
 /* mkfs.h - the common part of the files of mkfs.hitrain. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"

@@ -2,7 +2,6 @@
 /* options.h - translates options of mount(8), fstab and systemd into those of the daemon and libfuse. Pure. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 
 /*

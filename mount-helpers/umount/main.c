@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
-#include "tiering/sys/holder.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mount_user.h"
 #include "tiering/sys/mounts.h"

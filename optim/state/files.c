@@ -16,7 +16,6 @@
 
 #include "optim/rules/master.h"
 #include "optim/state/coded.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 

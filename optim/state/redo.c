@@ -14,7 +14,6 @@
 #include <sys/random.h>
 
 #include "tiering/base/mutant.h"
-#include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/state/redo.h"

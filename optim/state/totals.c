@@ -6,9 +6,7 @@
  * Sums of gradients (accumulate) change in the store, beside the optimizer. So root.c adds their bytes when it is asked
  * for them, over the parameters that have one.
  */
-#include <assert.h>
 
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"

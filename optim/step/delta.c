@@ -12,7 +12,6 @@
 #include "tiering/api/tx.h"
 #include "tiering/base/mutant.h"
 #include "optim/rules/forms.h"
-#include "optim/state/delta.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/step/delta_note.h"

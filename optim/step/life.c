@@ -6,13 +6,11 @@
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/sys/processors.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
-#include <hitrain/limits.h>
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
 enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */

@@ -2,7 +2,6 @@
 /* batch_pin.h - a few chunks held for one piece of work. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/rings.h"
 
 struct ht_store;

@@ -16,7 +16,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/tx.h"
 
 /* The number of a thing in a scope, and that of its copy. */

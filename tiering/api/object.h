@@ -4,7 +4,6 @@
 
 #include <sys/types.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/tier/readahead_policy.h"
 

@@ -2,7 +2,6 @@
 /* plan.h - the plan of a step that the store follows (tiering/tier/forecast.h), for people and programs. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/forecast.h"
 
 struct ht_store;

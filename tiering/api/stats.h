@@ -2,8 +2,6 @@
 /* stats.h - figures of the store, its NUMA nodes and its devices. */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/io/dev.h"
 #include "tiering/io/gate.h"
 #include "tiering/io/rings.h"
 #include "tiering/journal/journal.h"

@@ -30,7 +30,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"

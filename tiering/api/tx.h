@@ -2,7 +2,6 @@
 /* tx.h - transactions: records of metadata that become durable together, and the records of a scope. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/participant.h"

@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/log.h"
 
 /* E(identifier, word, level, by_file, meaning) */

@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buckets.h"
 
 struct ht_id_link {

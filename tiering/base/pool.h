@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 
 struct ht_pool {

@@ -8,7 +8,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/hash.h"
 
 enum {

@@ -14,7 +14,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/mem.h"
 
 #define HT_SLOT_NONE UINT32_MAX

@@ -12,7 +12,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/dump.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/lock.h"
 
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16, FILL_SHARE = 4 };
 

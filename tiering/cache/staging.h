@@ -12,7 +12,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/mem.h"
 
 enum { HT_STAGING_REQUEST_MAX = 12 };

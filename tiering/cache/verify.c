@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts that slots, pieces, lists and sums of the arena agree (tiering/base/verify.h). */
-#include <assert.h>
 
 #include "tiering/cache/arena_priv.h"
 

@@ -11,7 +11,6 @@
 #include "tiering/codec/frame.h"
 #include "tiering/codec/planes.h"
 #include <hitrain/format.h>
-#include <hitrain/limits.h>
 
 enum { HEADER_BYTES = sizeof(struct ht_disk_planes), VECTOR_BYTES = 64 };
 static_assert(HT_PLANES_MAX == HT_DISK_PLANES_MAX, "planes of the format");

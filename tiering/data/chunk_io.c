@@ -4,28 +4,17 @@
  * Only this file computes checksums for devices, and moves chunks.
  */
 #include "tiering/data/chunk_io.h"
-#include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/mutant.h"
-#include "tiering/tier/placement.h"
 #include "tiering/io/rings.h"
-#include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/check.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/decode.h"
 #include "tiering/data/shares.h"
-#include "tiering/data/xfer.h"
 #include "tiering/data/health.h"
 
 struct ht_ring *ht_store_ring(struct ht_store *s)

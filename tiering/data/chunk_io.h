@@ -15,7 +15,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/data/xfer.h"
 #include "tiering/io/gate.h"

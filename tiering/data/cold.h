@@ -11,7 +11,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 
 struct ht_chunk;

@@ -4,7 +4,6 @@
 
 #include "tiering/data/data.h"
 #include "tiering/object/context.h"
-#include "tiering/base/lock.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/health.h"

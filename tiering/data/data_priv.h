@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/data/decode.h"
 #include "tiering/data/encode.h"

@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/ref.h"
 

@@ -14,7 +14,6 @@
 #include <stdatomic.h>
 
 #include "tiering/api/store.h"
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/processors.h"
 #include "tiering/sys/quota.h"

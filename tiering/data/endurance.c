@@ -6,9 +6,7 @@
  */
 #include "tiering/data/endurance.h"
 #include "tiering/base/event.h"
-#include "tiering/io/dev.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 

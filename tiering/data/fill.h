@@ -4,7 +4,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/chunk.h"
 
 /*

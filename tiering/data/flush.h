@@ -2,7 +2,6 @@
 /* flush.h - which flush covers a write, and which writes a failed flush voids. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/ref.h"
 

@@ -2,7 +2,6 @@
 /* members.h - the devices of a store: which are there, and which take part in an epoch. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 
 struct ht_store;

@@ -7,9 +7,6 @@
  * class capacity has a share once a model uses all paths.
  */
 #include "tiering/data/shares.h"
-#include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
-#include "tiering/tier/placement.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 

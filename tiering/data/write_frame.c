@@ -16,9 +16,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/cache/staging.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 
 bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t bytes)
 {

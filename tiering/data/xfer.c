@@ -4,10 +4,7 @@
 
 #include "tiering/data/xfer.h"
 #include "tiering/base/fault.h"
-#include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/data_priv.h"
 
 /* A device that is missing, or has not answered for long, gets no request: no thread should wait for it. */

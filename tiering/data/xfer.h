@@ -2,7 +2,6 @@
 /* xfer.h - inside data/: requests for the extents of a reference. chunk_io.h is for others. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include "tiering/object/ref.h"
 

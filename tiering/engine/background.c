@@ -3,8 +3,6 @@
  * background.c - the rows of the lane `background` for operators: figures, pause and resume. A new row needs nothing.
  * And the lane for a pool of threads of an upper folder.
  */
-#include "tiering/api/background.h"
-#include "tiering/io/gate.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 

@@ -4,7 +4,6 @@
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"

@@ -21,9 +21,6 @@
 
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
-#include "tiering/io/dev.h"
-#include "tiering/io/rings.h"
-#include "tiering/api/background.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 

@@ -3,10 +3,6 @@
 #include <stdlib.h>
 
 #include "tiering/engine/engine.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
-#include "tiering/api/background.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/health.h"

@@ -24,7 +24,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/tier/forecast.h"
 #include "tiering/engine/scheduler.h"

@@ -4,7 +4,6 @@
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/nodes.h"
@@ -17,7 +16,6 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 #include "tiering/engine/recompress.h"
-#include "tiering/engine/scheduler.h"
 
 /* ----------------------------------------------------------------- state */
 

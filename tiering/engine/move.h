@@ -4,7 +4,6 @@
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_move_batch;

@@ -2,7 +2,6 @@
 /* move_batch.h - inside engine/: nearly empty groups of blocks with what lies in them, and emptying them. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/move.h"

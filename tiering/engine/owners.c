@@ -7,7 +7,6 @@
 #include "tiering/base/idhash.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/context.h"
-#include "tiering/object/refcount.h"
 #include "tiering/txn/txn.h"
 
 #define HASHES_ALL (UINT64_C(1) << 32)

@@ -20,8 +20,6 @@
 
 #include <assert.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
 
 /*

@@ -19,8 +19,6 @@
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/engine/owners.h"
 #include "tiering/engine/walk.h"
 #include "tiering/txn/txn.h"

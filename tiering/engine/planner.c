@@ -18,16 +18,11 @@
  */
 #include <stdlib.h>
 
-#include "tiering/tier/forecast.h"
 #include "tiering/tier/period.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/plan.h"
-#include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
 enum { RUNS_MIN = 4, ROOM_PART = 8, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };

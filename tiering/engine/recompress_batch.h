@@ -2,8 +2,6 @@
 /* recompress_batch.h - inside engine/: frames of chunks, written one by one and published together. */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 

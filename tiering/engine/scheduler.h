@@ -45,7 +45,6 @@
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/io/gate.h"
 #include "tiering/tier/pace.h"

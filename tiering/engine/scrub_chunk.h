@@ -4,8 +4,6 @@
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
 
 struct ht_obj;

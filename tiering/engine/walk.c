@@ -4,9 +4,7 @@
 
 #include <stdlib.h>
 
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 
 #define REST_NS_MAX UINT64_C(1000000)
 

@@ -13,7 +13,6 @@
 #pragma once
 
 #include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 
 struct ht_store;
 struct ht_obj;

@@ -21,7 +21,6 @@
 #pragma once
 
 #include <sys/uio.h>
-#include "tiering/base/base.h"
 #include "tiering/io/gate_policy.h"
 #include "tiering/io/rate.h"
 

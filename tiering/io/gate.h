@@ -22,7 +22,6 @@
 
 #include <hitrain/limits.h>
 #include "tiering/io/dev.h"
-#include "tiering/io/gate_policy.h"
 
 /* Sets the calling thread's class. Returns the one that it had. */
 enum ht_io_class ht_io_class_set(enum ht_io_class io_class);

@@ -11,7 +11,6 @@
  */
 #pragma once
 
-#include "tiering/io/dev.h"
 #include "tiering/io/observer.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/mem.h"

@@ -21,7 +21,6 @@
  * The local list is served in an order that callers cannot rely on, because a device owes none
  * to requests that are in flight together; it is the same in every run.
  */
-#include "tiering/io/io_priv.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"

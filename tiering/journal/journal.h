@@ -20,7 +20,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/io/dev.h"
 #include <hitrain/format.h>

@@ -19,7 +19,6 @@
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/ref.h"
 

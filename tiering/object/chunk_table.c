@@ -7,10 +7,7 @@
 #include "tiering/base/lack.h"
 #include "tiering/api/object.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 
 /* Chunks below this many are within a tree of that height. */
 static unsigned shift_of(unsigned height)

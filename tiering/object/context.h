@@ -19,7 +19,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"

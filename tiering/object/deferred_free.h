@@ -4,9 +4,6 @@
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 
 struct ht_deferred_free { /* a deferred free */

@@ -12,8 +12,6 @@
 #include "tiering/api/object.h"
 #include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
 
 static const struct ht_obj_extra nothing; /* shared by all objects without an extra of their own */
 

@@ -8,8 +8,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/object.h"
 
 struct ht_image_ops {

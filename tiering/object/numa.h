@@ -2,7 +2,6 @@
 /* numa.h - which memory is near which device. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 #include "tiering/object/ref.h"
 #include <hitrain/limits.h>

@@ -2,10 +2,7 @@
 /* object.h - an object in memory, and the table of all. */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/buckets.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/pool.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/scope.h"

@@ -2,7 +2,6 @@
 /* ref.h - references: the place of a stored chunk on the devices. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
 #include <hitrain/format.h>
 

@@ -16,7 +16,6 @@
  * transaction that may have ended an owner is durable. Entries with one owner are thrown out when the table is full and
  * all is durable.
  */
-#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/object/refcount.h"
@@ -24,11 +23,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/pages.h"
 #include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 
 /* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */

@@ -2,7 +2,6 @@
 /* refcount.h - stored bytes with several owners. The store's lock guards the table. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 
 struct ht_obj;

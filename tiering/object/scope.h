@@ -2,9 +2,7 @@
 /* scope.h - objects that are published together. The caller holds the store's lock. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 
 struct ht_store;
 struct ht_obj;

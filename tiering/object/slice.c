@@ -7,7 +7,6 @@
 
 #include "tiering/base/pool.h"
 #include "tiering/object/context.h"
-#include "tiering/object/scope.h"
 #include "tiering/io/gate.h"
 
 /* In builds with AddressSanitizer nothing is collected, so that a late use is found. */

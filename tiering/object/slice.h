@@ -8,8 +8,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/slice.h"
 #include "tiering/object/refcount.h"
 

@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/object.h"
 #include "tiering/tier/placement.h"
 

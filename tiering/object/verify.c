@@ -13,13 +13,7 @@
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
 
 /* What chunks add up to: those of a leaf, an object or the store. */
 struct tally {

@@ -8,7 +8,6 @@
 #include "tiering/base/lock.h"
 #include "tiering/remote/program.h"
 
-#include <assert.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>

@@ -25,16 +25,7 @@
 
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/sys/shared.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
-#include "tiering/api/stats.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 

@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/stats.h"
 #include "tiering/object/chunk.h"
 

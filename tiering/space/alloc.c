@@ -13,7 +13,6 @@
  */
 #include "tiering/space/alloc.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/base/fault.h"

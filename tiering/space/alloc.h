@@ -13,7 +13,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/placement.h"
 #include <hitrain/limits.h>
 

@@ -31,7 +31,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/free_index.h"
 
 struct ht_space_map {

@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include <hitrain/features.h>
 #include <hitrain/format.h>

@@ -2,7 +2,6 @@
 /* store_priv.h - inside store/. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/passing.h"
 #include "tiering/journal/journal.h"
 

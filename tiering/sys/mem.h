@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 
 /*

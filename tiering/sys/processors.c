@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tiering/sys/quota.h"

@@ -10,7 +10,6 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
 
 enum { HT_NEXT_USES = 4096, HT_NEXT_USE_PLACES = 64 };

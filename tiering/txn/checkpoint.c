@@ -7,17 +7,11 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
-#include "tiering/journal/journal.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

@@ -2,7 +2,6 @@
 /* keep.h - the steps of a copy of a scope within a transaction (tiering/api/keep.h). */
 #pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/keep.h"
 
 enum { HT_KEEP_TRIES_MAX = 4 }; /* transactions that a copy begins, each with more room in the log */

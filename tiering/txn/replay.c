@@ -14,21 +14,12 @@
  */
 #include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/codec/codec.h"
-#include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/api/check.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

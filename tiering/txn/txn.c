@@ -3,9 +3,6 @@
 #include <stdlib.h>
 
 #include "tiering/txn/txn.h"
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
-#include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn_priv.h"
 

@@ -2,7 +2,6 @@
 /* txn.h - the store's own records in the log, and reading them at a mount. */
 #pragma once
 
-#include "tiering/base/base.h"
 #include <hitrain/format.h>
 #include "tiering/io/rings.h"
 #include "tiering/api/stats.h"
