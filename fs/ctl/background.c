@@ -7,8 +7,6 @@
 #include "fs/ctl/feed.h"
 #include "tiering/base/json.h"
 
-#include <stdio.h>
-
 static const struct row {
     const char *key, *metric, *type, *help;
     size_t offset;

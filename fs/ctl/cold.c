@@ -10,8 +10,6 @@
 #include "fs/ctl/hidden_priv.h"
 #include "tiering/api/cold.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 static const char cold_word[] = HT_XATTR_PREFIX "cold";

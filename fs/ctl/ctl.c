@@ -9,7 +9,6 @@
 #include "fs/ctl/shard.h"
 #include "fs/ctl/events.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/activity.h"

@@ -4,8 +4,6 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/json.h"

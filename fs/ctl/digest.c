@@ -26,8 +26,6 @@
 
 #include <linux/limits.h>
 #include <search.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #define NS_PER_S INT64_C(1000000000)
 #define AFTER_NS (3 * NS_PER_S) /* the commit that kept the step */

@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include <stdio.h>
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
 #include "fs/ctl/feed.h"

@@ -2,8 +2,6 @@
 /* feed.c - see feed.h. */
 #include "fs/ctl/feed.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/lock.h"
 
 struct ht_feed {

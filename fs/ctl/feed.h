@@ -6,7 +6,6 @@
  */
 #pragma once
 
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 /*

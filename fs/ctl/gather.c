@@ -4,7 +4,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = HT_GATHER_MEMBERS_MAX / BLOCK_MEMBERS };

@@ -17,8 +17,6 @@
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define BASE_BITS 48

@@ -13,8 +13,6 @@
 #include "fs/ctl/shard.h"
 
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum {

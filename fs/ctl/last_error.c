@@ -8,7 +8,6 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------- table */

@@ -15,8 +15,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 struct metrics {
     struct ht_store_stats store;

@@ -2,7 +2,6 @@
 /* parse.c - see parse.h. */
 #include "fs/ctl/parse.h"
 
-#include <stdio.h>
 #include <strings.h>
 
 int ht_parse_u64(const char *text, size_t len, uint64_t *out)

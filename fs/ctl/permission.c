@@ -11,7 +11,6 @@
  */
 #include "fs/ctl/ctl_priv.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { GROUPS_MAX = 1024 };

@@ -7,9 +7,6 @@
  */
 #include "fs/ctl/events.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "tiering/api/plan.h"
 #include "tiering/base/json.h"
 

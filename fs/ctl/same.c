@@ -2,7 +2,6 @@
 /* same.c - which bytes two kept steps of a model have in common, by their places. */
 #include "fs/ctl/hidden_priv.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 /* Takes a lookup count: the number comes from a caller. *out_scope: the directory of its kept step. */

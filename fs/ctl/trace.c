@@ -2,9 +2,6 @@
 /* trace.c - readers of .hitrain/trace: the entries of tiering/base/trace.h, with paths. */
 #include "fs/ctl/events.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "tiering/base/json.h"
 
 enum { NAMES = 256, LINES_BYTES = 1 << 16 };

@@ -5,8 +5,6 @@
  * Up: devices, store, participants registered with it, replay, participants started, mount. Down in
  * reverse; whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "fs/ctl/ctl.h"

@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>

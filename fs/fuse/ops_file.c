@@ -11,7 +11,6 @@
 #include "tiering/base/lack.h"
 
 #include <linux/falloc.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { COPY_BYTES_MAX = 256 << 20, LARGE_WRITE_BYTES = 512 << 10, AHEAD_BYTES_MAX = 16 << 20 };

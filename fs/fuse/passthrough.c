@@ -21,8 +21,6 @@
 #include "fs/fuse/passthrough_priv.h"
 
 #include <linux/capability.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -16,7 +16,6 @@
 #include "fs/fuse/passthrough_priv.h"
 
 #include <linux/fuse.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

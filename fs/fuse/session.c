@@ -11,8 +11,6 @@
 #include "tiering/base/dump.h"
 #include "tiering/sys/mounts.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <unistd.h>
 

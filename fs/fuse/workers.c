@@ -21,7 +21,6 @@
 
 #include <linux/fuse.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define HELD_NS 1000000000ull

@@ -17,9 +17,6 @@
 #include "fs/ns/tree.h"
 #include "tiering/api/background.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 /* One at a time, as transactions are. */
 struct ht_ns_copying {
     struct ht_ns_members from; /* in the order of their depth; the first is the model root's directory */

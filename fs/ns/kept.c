@@ -7,9 +7,6 @@
  */
 #include "fs/ns/kept.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 /* -------------------------------------------------------------------- list */
 
 struct ht_ns_kept_step *ht_ns_kept_step(struct ht_ns *ns, uint64_t ino)

@@ -14,8 +14,6 @@
 
 #include <ctype.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include "tiering/base/log.h"
 
 enum { PROBLEM_TEXT_BYTES = 512, PROBLEMS_REPORTED_MAX = 10, ROOT_MODE = S_IFDIR | 0755 };

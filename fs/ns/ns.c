@@ -10,8 +10,6 @@
 #include "fs/ns/scope.h"
 #include "tiering/base/dump.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include "tiering/base/event.h"
 
 enum { REAP_BYTES = 1024, USUAL_NAME_BYTES = 32, ROOT_MODE = S_IFDIR | 0755 };

@@ -11,8 +11,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
-#include <stdlib.h>
-
 enum { ENTRIES_CAP_START = 64 };
 
 /* --------------------------------------------------------------- reserve */

@@ -13,7 +13,6 @@
 #include "fs/ns/acl.h"
 
 #include <linux/limits.h>
-#include <stdlib.h>
 
 static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
 {

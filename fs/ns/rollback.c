@@ -21,8 +21,6 @@
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
 
-#include <stdlib.h>
-
 /* An inode of the kept step, and the one that becomes it. */
 struct match {
     struct ht_ns_inode *from, *to;

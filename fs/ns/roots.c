@@ -14,8 +14,6 @@
 #include "fs/ns/scope.h"
 #include "fs/ns/tree.h"
 
-#include <stdlib.h>
-
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
 
 static const char config_name[] = HT_XATTR_PREFIX "optimizer";

@@ -12,7 +12,6 @@
 #include "fs/ns/pending.h"
 
 #include <linux/limits.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 /* ----------------------------------------------------------------- words */

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <getopt.h>
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };

@@ -2,8 +2,6 @@
 /* attribute.c - extended attributes of the daemon, and the meaning of their absence. */
 #include "mount-helpers/ctl/ctl.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 #include "tiering/base/log.h"

@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fts.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 #include "mount-helpers/common/text.h"

@@ -6,8 +6,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

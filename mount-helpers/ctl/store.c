@@ -2,9 +2,6 @@
 /* store.c - commands for the whole store: `hitrainctl scrub` and `hitrainctl trim`. */
 #include "mount-helpers/ctl/figures.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "mount-helpers/common/text.h"
 #include "tiering/base/json.h"
 

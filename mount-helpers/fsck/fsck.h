@@ -16,7 +16,6 @@
  */
 #pragma once
 
-#include <stdio.h>
 #include "tiering/sys/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"

@@ -3,7 +3,6 @@
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdarg.h>
-#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 

@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 

@@ -3,8 +3,6 @@
 #include "mount-helpers/look/doctor.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/timex.h>
 #include <time.h>

@@ -9,7 +9,6 @@
 #include "mount-helpers/look/show.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -5,7 +5,6 @@
  */
 #pragma once
 
-#include <stdio.h>
 #include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/json.h"
 

@@ -5,7 +5,6 @@
  */
 #include "mount-helpers/look/show.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 #include "mount-helpers/common/text.h"

@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/log.h"
 #include "tiering/base/json.h"

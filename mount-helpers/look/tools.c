@@ -3,8 +3,6 @@
  * tools.c - the commands that are programs in Python: `hitrainctl report` and `plan`, which draw (mount-helpers/tools),
  * and those that read and write vaults (mount-helpers/vault). This finds the mount, and what only C knows.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/features.h"

@@ -5,8 +5,6 @@
  * It checks and holds all devices before it changes the first one.
  */
 #include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/log.h"
 #include "tiering/sys/stdio_fds.h"

@@ -10,8 +10,6 @@
  */
 #include <getopt.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>

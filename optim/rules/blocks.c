@@ -2,9 +2,6 @@
 /* blocks.c - see blocks.h. */
 #include "optim/rules/blocks.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 typedef unsigned long long ull;
 
 enum { DIM_MAX = 1 << 30 };

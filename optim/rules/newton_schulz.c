@@ -3,7 +3,6 @@
 #include "optim/rules/newton_schulz.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* m <= n. Rows are padded with zeros to whole panels, so that products have no tails. */
 struct work {

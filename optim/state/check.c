@@ -7,8 +7,6 @@
  */
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/state/range.h"
 #include "optim/state/records.h"

@@ -12,7 +12,6 @@
  * than f32 (coded.h).
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "optim/rules/master.h"
 #include "optim/state/coded.h"

@@ -10,7 +10,6 @@
  * With redo_keep steps stay readable when the log does not need them any more: a reference keeps the content of a
  * deleted object. So nothing of this is on a device, and a crash leaves the steps of the log alone.
  */
-#include <stdlib.h>
 #include <sys/random.h>
 
 #include "tiering/base/mutant.h"

@@ -5,8 +5,6 @@
  * A root lives while the log knows it, or while it has references.
  */
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
 #include "optim/state/range.h"

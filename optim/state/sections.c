@@ -2,9 +2,6 @@
 /* sections.c - see sections.h. */
 #include "optim/state/sections.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "optim/rules/forms.h"
 #include "optim/rules/newton_schulz.h"
 #include "optim/rules/sections.h"

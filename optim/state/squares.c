@@ -13,8 +13,6 @@
  * While a range is RUNNING the worker writes its sums without a lock. In all other states the optimizer's lock guards
  * them.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"

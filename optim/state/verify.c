@@ -5,7 +5,6 @@
  * A worker that has applied a range changes its state first and the sums soon after. So while a root has such workers
  * the sums are bounds.
  */
-#include <assert.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"

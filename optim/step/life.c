@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* life.c - the life of the optimizer: registration, threads, end. */
-#include <stdlib.h>
 
 #include "tiering/base/verify.h"
 #include "tiering/api/background.h"

@@ -2,8 +2,6 @@
 /* buckets.c - see buckets.h. */
 #include "tiering/base/buckets.h"
 
-#include <stdlib.h>
-
 static size_t segment_buckets(unsigned segment)
 {
     return segment ? (size_t)HT_BUCKETS_START << (segment - 1) : HT_BUCKETS_START;

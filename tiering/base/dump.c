@@ -4,8 +4,6 @@
 
 #include <dirent.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
 #include "tiering/base/files.h"

@@ -2,8 +2,6 @@
 /* fault.c - see fault.h. Any thread; `lock` guards the table. */
 #include "tiering/base/fault.h"
 
-#include <assert.h>
-
 #include "tiering/base/lock.h"
 
 static const struct {

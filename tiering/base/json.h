@@ -7,7 +7,6 @@
  */
 #pragma once
 
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 enum { HT_JSON_DEPTH_MAX = 8 };

@@ -10,7 +10,6 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <syslog.h>
 #include <unistd.h>
 

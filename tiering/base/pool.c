@@ -2,9 +2,6 @@
 /* pool.c - see pool.h. */
 #include "tiering/base/pool.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define EACH_ALONE true

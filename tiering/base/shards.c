@@ -2,8 +2,6 @@
 /* shards.c - see shards.h. */
 #include "tiering/base/shards.h"
 
-#include <stdio.h>
-
 struct ht_shards ht_shards_even(unsigned ranks)
 {
     return (struct ht_shards){.changes = 1, .change[0] = {(uint16_t)ranks, HT_SHARDS_NONE}};

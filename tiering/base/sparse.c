@@ -2,8 +2,6 @@
 /* sparse.c - see sparse.h. */
 #include "tiering/base/sparse.h"
 
-#include <assert.h>
-
 /* Bytes of the entry. */
 static size_t put_entry(uint8_t *out, uint32_t zeros, const void *value, unsigned size)
 {

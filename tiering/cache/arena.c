@@ -14,7 +14,6 @@
  * that any row of numbers has all nodes in proportion. A few slots that came free on another node than the
  * requested one are kept for requests of that node (spare).
  */
-#include <stdlib.h>
 
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"

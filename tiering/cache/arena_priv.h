@@ -7,8 +7,6 @@
  */
 #pragma once
 
-#include <assert.h>
-
 #include "tiering/cache/arena.h"
 #include "tiering/tier/workingset.h"
 

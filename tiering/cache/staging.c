@@ -5,8 +5,6 @@
  * Each request that waits has a ticket, and only the one whose ticket is served takes buffers: so none is overtaken,
  * however many buffers it needs. A request that may not wait gets nothing while another one waits.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/cache/staging.h"
 #include "tiering/base/activity.h"

@@ -3,8 +3,6 @@
  * frame.c - encodes and decodes compressed frames, and alone calls libzstd. All of its settings are fixed here, and
  * none depends on a level whose meaning the library may change. So a version of libzstd always gives the same bytes.
  */
-#include <assert.h>
-#include <stdlib.h>
 #include <zstd.h>
 
 #include "tiering/base/buf.h"

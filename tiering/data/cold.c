@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cold.c - see cold.h. The store's lock guards the list of fetches, and who uses the client of the vault. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/data/cold.h"
 #include "tiering/base/activity.h"

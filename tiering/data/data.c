@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data.c - sets up and ends the state of data/. */
-#include <stdlib.h>
 
 #include "tiering/data/data.h"
 #include "tiering/object/context.h"

@@ -20,7 +20,6 @@
  * while a new failure makes them suspect again. A write that was in flight at that time is noticed when it is installed
  * (ht_xfer_validate), a clone when its target gets the reference. Lock: store.lock.
  */
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
 #include "tiering/cache/arena.h"

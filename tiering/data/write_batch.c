@@ -8,7 +8,6 @@
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
  * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.h).
  */
-#include <stdlib.h>
 
 #include "tiering/data/write_batch.h"
 #include "tiering/cache/arena.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* xfer.c - requests for the extents of a reference. No lock held. */
-#include <stdlib.h>
 
 #include "tiering/data/xfer.h"
 #include "tiering/base/fault.h"

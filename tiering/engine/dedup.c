@@ -27,8 +27,6 @@
  */
 #include "tiering/engine/dedup.h"
 
-#include <stdlib.h>
-
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c - the table of the engines, and their lanes. */
-#include <stdlib.h>
 
 #include "tiering/engine/engine.h"
 #include "tiering/object/context.h"

@@ -24,8 +24,6 @@
  */
 #include "tiering/engine/move.h"
 
-#include <stdlib.h>
-
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"

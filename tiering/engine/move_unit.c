@@ -14,7 +14,6 @@
  *
  * Between units the batch keeps numbers only: a deleted object keeps no space because the engine was paused.
  */
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/space/alloc.h"

@@ -2,8 +2,6 @@
 /* owners.c - see owners.h. */
 #include "tiering/engine/owners.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/idhash.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/context.h"

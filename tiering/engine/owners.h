@@ -18,8 +18,6 @@
  */
 #pragma once
 
-#include <assert.h>
-
 #include "tiering/object/ref.h"
 
 /*

@@ -2,8 +2,6 @@
 /* pass.c - see pass.h. */
 #include "tiering/engine/pass.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/object/context.h"

@@ -16,7 +16,6 @@
  * A ring of runs that is full and has no whole step is followed by a larger one, if the tier is large enough. Making a
  * plan takes a small part of one processor, however often it fails.
  */
-#include <stdlib.h>
 
 #include "tiering/tier/period.h"
 #include "tiering/cache/arena.h"

@@ -19,7 +19,6 @@
  * objects, and the space of at most 8 MiB of frames. A pause gives that space back, and the next round compresses
  * these chunks.
  */
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/api/tx.h"

@@ -18,7 +18,6 @@
  * Frames that wait take space. So they are at most a quarter of the available space, and a store that has no space for
  * the next frame publishes first, and waits until the space of the raw chunks is free.
  */
-#include <stdlib.h>
 
 #include "tiering/codec/frame.h"
 #include "tiering/api/tx.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c - see scheduler.h. */
-#include <assert.h>
 
 #include "tiering/engine/scheduler.h"
 

@@ -19,8 +19,6 @@
  * A run reads for others, too: meanwhile recompression and deduplication wait and read nothing. They get each content
  * that is sound. If deduplication waits, content comes beside its twins. After an hour both go on without the run.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
 #include "tiering/space/members.h"

@@ -15,7 +15,6 @@
  * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
  * error of the second read is damage.
  */
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"

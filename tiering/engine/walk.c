@@ -2,8 +2,6 @@
 /* walk.c - see walk.h. */
 #include "tiering/engine/walk.h"
 
-#include <stdlib.h>
-
 #include "tiering/object/context.h"
 
 #define REST_NS_MAX UINT64_C(1000000)

@@ -11,8 +11,6 @@
  */
 #include "tiering/io/gate.h"
 
-#include <assert.h>
-
 #include "tiering/base/activity.h"
 #include "tiering/io/io_priv.h"
 

@@ -3,8 +3,6 @@
 #include "tiering/io/nvme.h"
 #include "tiering/base/buf.h"
 
-#include <assert.h>
-
 #define PAGE_BYTES_MIN 4096u /* the unit of MDTS is the smallest page of the controller: this or more */
 
 enum opcode {

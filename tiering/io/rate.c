@@ -7,8 +7,6 @@
  */
 #include "tiering/io/rate.h"
 
-#include <assert.h>
-
 #define BYTES_PER_S_MAX 1e18
 
 static uint64_t elapsed(uint64_t from_ns, uint64_t now_ns)

@@ -26,9 +26,7 @@
 #include "tiering/base/log.h"
 #include "tiering/io/segment.h"
 
-#include <assert.h>
 #include <linux/fs.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 
 #define DEPTH_MAX 4096u

@@ -17,8 +17,6 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/io/uring.h"
 
-#include <stdlib.h>
-
 #define RING_DEPTH 64u
 
 static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_RINGS);

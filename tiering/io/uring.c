@@ -14,7 +14,6 @@
 #include "tiering/base/log.h"
 
 #include <hitrain/limits.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

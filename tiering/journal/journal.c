@@ -26,8 +26,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/activity.h"
 #include "tiering/base/dump.h"
 #include "tiering/base/fault.h"

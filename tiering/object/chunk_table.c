@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chunk_table.c - the table of an object's chunks: a radix tree, whose leaves exist while they are in use. */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"

@@ -5,7 +5,6 @@
  * A reference that the log names keeps its space until the record that ends it is durable (a deferred free, in order
  * of log numbers). One that the log never named gives it back at once.
  */
-#include <stdlib.h>
 
 #include "tiering/object/deferred_free.h"
 #include "tiering/base/mutant.h"

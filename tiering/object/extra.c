@@ -6,8 +6,6 @@
  * and can still be refused, so a call that must succeed needs no memory for it. A small file that kept steps share
  * needs none: there are millions of these.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/api/object.h"
 #include "tiering/journal/journal.h"

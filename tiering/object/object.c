@@ -5,7 +5,6 @@
  * An object is in memory as long as it exists (its metadata is always resident) or has references. dead: it exists no
  * more; the last reference frees it and its space.
  */
-#include <stdlib.h>
 
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"

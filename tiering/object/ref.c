@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref.c - references to stored chunks. */
-#include <stdlib.h>
 
 #include "tiering/object/ref.h"
 #include "tiering/object/context.h"

@@ -16,7 +16,6 @@
  * transaction that may have ended an owner is durable. Entries with one owner are thrown out when the table is full and
  * all is durable.
  */
-#include <stdlib.h>
 
 #include "tiering/object/refcount.h"
 #include "tiering/base/idhash.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scope.c - scopes: objects that are published together, and the calls that change them. */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/scope.h"
 #include "tiering/base/activity.h"

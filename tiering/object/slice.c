@@ -3,7 +3,6 @@
 #include "tiering/object/slice.h"
 
 #include <sched.h>
-#include <stdlib.h>
 
 #include "tiering/base/pool.h"
 #include "tiering/object/context.h"

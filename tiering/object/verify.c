@@ -5,8 +5,6 @@
  * Some sums are exact only while no thread works on the store: a thread that holds a chunk may have space that no
  * reference names yet. Until then they are bounds.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/verify.h"
 #include "tiering/base/idhash.h"

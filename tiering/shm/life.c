@@ -14,7 +14,6 @@
  *
  * Lock: store.lock.
  */
-#include <stdlib.h>
 
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"

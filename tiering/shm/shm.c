@@ -21,7 +21,6 @@
  *
  * Lock: store.lock; chunks as in batch_pin.c, one at a time.
  */
-#include <stdlib.h>
 
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"

@@ -13,8 +13,6 @@
  */
 #include "tiering/space/alloc.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/fault.h"
 #include "tiering/base/lack.h"
 #include "tiering/space/space_map.h"

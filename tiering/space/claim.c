@@ -2,8 +2,6 @@
 /* claim.c - see claim.h. */
 #include "tiering/space/claim.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 

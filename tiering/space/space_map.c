@@ -2,9 +2,6 @@
 /* space_map.c - see space_map.h. */
 #include "tiering/space/space_map.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 enum {
     GROUP_WORDS = HT_GROUP_BLOCKS / 64,
     PAGE_GROUPS = 4096 / (GROUP_WORDS * 8), /* that a page of the map of blocks has */

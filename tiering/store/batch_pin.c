@@ -13,7 +13,6 @@
  *
  * A chunk whose staged write fails has lost its current content: it is BAD until abort or overwrite.
  */
-#include <stdlib.h>
 
 #include "tiering/base/probe.h"
 #include "tiering/sys/nodes.h"

@@ -8,7 +8,6 @@
  *
  * Locks: one chunk at a time. Between releasing the source's and taking the target's the clone itself is an owner.
  */
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"

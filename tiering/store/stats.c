@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c - figures, and the walk over references for fsck. */
-#include <stdlib.h>
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lack.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store.c - the life of a store: attach, mount, the background threads, unmount, close. */
-#include <stdlib.h>
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lock.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* vault.c - which vault the store has, and chunks that lie in it. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"

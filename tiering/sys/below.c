@@ -15,8 +15,6 @@
 #include <linux/loop.h>
 #include <linux/magic.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>

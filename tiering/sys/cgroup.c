@@ -3,8 +3,6 @@
 #include "tiering/sys/cgroup.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 struct hierarchy {
     char mount[PATH_MAX]; /* where it is mounted */

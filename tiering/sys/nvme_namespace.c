@@ -6,8 +6,6 @@
  */
 #include "tiering/sys/nvme_namespace.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/sysmacros.h>
 
 #include "tiering/base/files.h"

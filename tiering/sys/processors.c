@@ -4,7 +4,6 @@
 
 #include <inttypes.h>
 #include <sched.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "tiering/sys/quota.h"

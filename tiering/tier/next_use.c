@@ -2,8 +2,6 @@
 /* next_use.c - see next_use.h. */
 #include "tiering/tier/next_use.h"
 
-#include <stdlib.h>
-
 enum {
     UNIT_BITS = 22, /* of ns: a quarter of the first place */
     LATE_PART = 4,  /* of the time that was set */

@@ -18,7 +18,6 @@
  */
 #pragma once
 
-#include <assert.h>
 #include "tiering/base/base.h"
 #include <hitrain/limits.h>
 

@@ -2,9 +2,6 @@
 /* runs.c - see runs.h. */
 #include "tiering/tier/runs.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 static_assert(HT_RUN_NEAR == 8, "seen has a bit for each");
 
 int ht_runs_init(struct ht_runs *r)

@@ -5,7 +5,6 @@
  * Normal records continue between the slices; a later record wins. Only published values are emitted: pending changes
  * of a scope come with its commit, or never.
  */
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"

@@ -21,8 +21,6 @@
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/lack.h"

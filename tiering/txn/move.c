@@ -28,7 +28,6 @@
  * records, parts of the owners follow each other, and the caller is an owner of the new place meanwhile.
  */
 #include <limits.h>
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/api/tx.h"

@@ -12,7 +12,6 @@
  * model without parameters; 5 for an object, 3 for a file, 10 for a chunk that is alone in its leaf), which is 4 L.
  * Tables of sparse files may have T more (object/chunk.h).
  */
-#include <stdlib.h>
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"

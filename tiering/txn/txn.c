@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* txn.c - the state of txn/, and the clients that have metadata of their own in the log. */
-#include <stdlib.h>
 
 #include "tiering/txn/txn.h"
 #include "tiering/object/context.h"

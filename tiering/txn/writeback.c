@@ -5,7 +5,6 @@
  *
  * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
  */
-#include <stdlib.h>
 
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
