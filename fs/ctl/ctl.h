@@ -43,7 +43,6 @@ void ht_recalls_end(struct ht_ctl *c);
  * HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL, on the inode of a file or of a state. -ENOTTY: it is neither. WAITS for
  * updates, and for requests of the kernel.
  */
-struct ht_ioctl_places;
 int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
                        const struct ht_ioctl_places *in) HT_MUST_CHECK;
 int ht_cold_tell_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,

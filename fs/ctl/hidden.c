@@ -118,8 +118,6 @@ uint64_t ht_hidden_gradient(uint64_t param)
 
 /* -------------------------------------------------------------------- rows */
 
-struct ht_hidden_dir;
-
 /* The directories of its kind that it is in. */
 enum place {
     EVERYWHERE,

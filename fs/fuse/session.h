@@ -47,5 +47,4 @@ void ht_fuse_detach(struct ht_fuse *f);
 void ht_fuse_finish(struct ht_fuse *f);
 void ht_fuse_free(struct ht_fuse *f);
 /* Appends requests that wait, in threads and in queues (tiering/base/dump.h). Any thread, until ht_fuse_free. */
-struct ht_dump;
 void ht_fuse_dump(struct ht_fuse *f, struct ht_dump *d);

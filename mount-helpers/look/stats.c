@@ -2,8 +2,6 @@
 /* stats.c - `hitrainctl stats`: the counters of a file, a directory or, at the mount's root, of the store. */
 #include "mount-helpers/ctl/ctl.h"
 
-#include <inttypes.h>
-
 #include "tiering/base/log.h"
 #include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"

@@ -4,10 +4,6 @@
 
 #include "optim/redo/logged.h"
 
-struct ht_obj;
-struct ht_param;
-struct ht_root;
-
 /* -------------------------------------------------------- redo_summary.c */
 
 /* The step has been counted, all its updates have run. False: it cannot be logged. */

@@ -21,8 +21,6 @@
 #include "tiering/base/list.h"
 #include "optim/optim.h"
 
-struct ht_obj;
-struct ht_optim;
 struct ht_root;
 
 /* Elements of a piece lie within so many, so that two bytes say where. */

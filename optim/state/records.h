@@ -4,8 +4,6 @@
 
 #include "optim/state/param.h"
 
-struct ht_copy;
-
 /* Log bytes of a record, with its header; that of a parameter with as many states as there may be. */
 enum {
     HT_OPT_ROOT_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 16,

@@ -11,7 +11,6 @@
 #include "optim/rules/kernel.h"
 #include "optim/state/context.h"
 
-struct ht_optim_sections;
 struct ht_param;
 
 enum { HT_SECTIONS_MAX = 8192 }; /* of a parameter; a text has fewer */

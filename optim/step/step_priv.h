@@ -50,7 +50,6 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_roo
  * After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. k: a kept
  * step that a client asked for, or NULL.
  */
-struct ht_copy;
 int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a step durable when it ends, with so many that no commit has published? */

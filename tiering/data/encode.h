@@ -20,7 +20,6 @@
 #include "tiering/tier/encode_policy.h"
 
 struct ht_encoder;
-struct ht_store;
 
 enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {

@@ -35,8 +35,6 @@ struct ht_relief {
     struct ht_lane lane; /* of a node */
 };
 
-struct ht_forecast;
-
 /* planner.c */
 struct ht_planner {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {

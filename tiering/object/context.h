@@ -29,8 +29,6 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 
-struct ht_journal;
-struct ht_arena;
 struct ht_staging;
 struct ht_rings;
 struct ht_data;      /* data/ */

@@ -7,8 +7,6 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/scope.h"
 
-struct ht_store;
-struct ht_scope;
 struct ht_shm;
 
 /*

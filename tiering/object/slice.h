@@ -11,8 +11,6 @@
 #include "tiering/base/slice.h"
 #include "tiering/object/refcount.h"
 
-struct ht_store;
-
 /*
  * After each step of the loop. At the end of a slice it releases the lock and takes it again. If threads wait for the
  * lock, one gets it first. A slice that rests gives them more time: most in a thread of a lower class (io/gate.h).

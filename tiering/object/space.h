@@ -8,8 +8,6 @@
 #include "tiering/object/object.h"
 #include "tiering/tier/placement.h"
 
-struct ht_slice;
-
 /* Reserves space and log bytes so that an image of need blocks can be written back. -ENOSPC */
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;

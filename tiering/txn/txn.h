@@ -9,7 +9,6 @@
 #include "tiering/object/ref.h"
 
 struct ht_obj;
-struct ht_tx;
 
 /* Makes, and ends, the state of txn/, before and after everything else. -ENOMEM */
 int ht_txn_setup(struct ht_store *s) HT_MUST_CHECK;
