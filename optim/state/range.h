@@ -191,5 +191,3 @@ void ht_opt_squares_add(const struct ht_kernels *kernels, double *span, const st
                         uint64_t *nonfinite);
 /* Adds the sum of a parameter's measured ranges, in their order; and how many of their elements are not finite. */
 void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfinite) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Asserts that kept sums are those of the bytes that the store has. Releases the lock in between. */
-void ht_opt_squares_verify(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sections.c - see sections.h. */
 #include "optim/state/sections.h"
 
 #include "optim/rules/forms.h"

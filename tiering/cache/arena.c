@@ -507,20 +507,6 @@ uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
     return (uint32_t)a->image[slot].subs << SUB_SHIFT;
 }
 
-uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)
-{
-    uint32_t total = a->slots * HT_SLOT_SUBS;
-
-    for (uint32_t k = 0; k < total; k++) {
-        uint32_t n = *hand % total;
-        const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
-        *hand = s->state == HT_SLOT_SPLIT ? (n + 1) % total : (n / HT_SLOT_SUBS + 1) * HT_SLOT_SUBS % total;
-        if (a->image[n].owner && s->state != HT_SLOT_FREE)
-            return n;
-    }
-    return HT_SLOT_NONE;
-}
-
 const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a)
 {
     return &a->sums;

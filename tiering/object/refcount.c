@@ -69,26 +69,6 @@ const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struc
     return e || !ref->shared ? e : find_in_use(&r->was, ht_ref_place(ref));
 }
 
-size_t ht_refcount_places(const struct ht_store *s)
-{
-    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
-}
-
-const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-
-    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
-}
-
-size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
-
-    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
-}
-
 /* Later entries of the chain move up, so that no search ends too early. */
 static void take_out(struct ht_refcount_table *t, struct ht_refcount *e)
 {

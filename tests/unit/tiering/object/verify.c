@@ -401,3 +401,23 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     check_space(s, idle);
     ht_arena_verify(s->arena);
 }
+
+size_t ht_refcount_places(const struct ht_store *s)
+{
+    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
+}
+
+const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+
+    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
+}
+
+size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
+
+    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
+}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.c - asserts the invariants of roots, parameters and ranges that their headers state (tiering/base/verify.h).
+ * verify.c - asserts the invariants of roots, parameters, ranges and sums of squares that their headers state (tiering/base/verify.h).
  *
  * A worker that has applied a range changes its state first and the sums soon after. So while a root has such workers
  * the sums are bounds.
@@ -198,6 +198,88 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return bytes + root->redo.heap_bytes;
 }
 
+/* ----------------------------------------------------------------- squares */
+
+/* Which gradients a check looks at: any change of it makes the check void. */
+struct moment {
+    uint64_t forgotten, open;
+};
+
+static struct moment moment_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return (struct moment){p->forgotten, p->root->open};
+}
+
+/* Has the range sums of all its elements, and does nothing? */
+static const struct ht_range *find_measured(const struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = p->gone ? NULL : ht_opt_range_find(p, index);
+
+    if (!r || !r->measured || r->stirred || r->state != HT_RANGE_IDLE)
+        return NULL;
+    return r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, index)) ? r : NULL;
+}
+
+/* Sums of the bytes that the store has for a range now, or an error. Not locked. */
+static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
+                         uint64_t *nonfinite)
+{
+    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_dtype_trained_bytes(dtype),
+             bytes = elements * size;
+    void *buf = malloc(bytes);
+    int rc = buf ? ht_opt_read_all(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
+    struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};
+
+    if (!rc)
+        ht_opt_squares_add(p->o->kernels, span, &all, nonfinite);
+    free(buf);
+    return rc;
+}
+
+/*
+ * Releases the lock while it reads. A drop or a boundary may come in between: then there is nothing to compare with.
+ */
+static void check_squares_of(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = find_measured(p, index);
+    struct moment before = moment_of(p);
+    uint64_t nonfinite = 0;
+
+    if (!r)
+        return;
+    bool summed = r->added || r->part_added;
+    uint8_t dtype = summed ? (uint8_t)HT_DTYPE_F32 : p->shape.grad_dtype;
+    struct ht_obj *from = ht_obj_get(p->o->store, ht_obj_id(summed ? p->sum : p->grad));
+    size_t spans = ht_div_up(ht_opt_range_elements(&p->shape, index), HT_SUM_SPAN);
+    double *span = calloc(spans, sizeof(*span));
+    unlock(p->o);
+    int rc = from && span ? compute_again(p, index, from, dtype, span, &nonfinite) : -ENOMEM;
+    ht_obj_put(from);
+    lock(p->o);
+    struct moment now = moment_of(p);
+    r = find_measured(p, index);
+    if (!rc && r && !memcmp(&before, &now, sizeof(now))) {
+        assert(!memcmp(span, p->squares + index * p->shape.range_elements / HT_SUM_SPAN, spans * sizeof(*span)));
+        assert(r->nonfinite == nonfinite);
+    }
+    free(span);
+}
+
+/* Kept sums are those of the bytes that the store has. Releases the lock in between. */
+static void check_squares(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (struct ht_list *pos = root->params.next, *next; pos != &root->params; pos = next) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        p->refs++;
+        for (uint64_t i = 0; p->squares && p->has_grad && i < p->shape.range_count; i++)
+            check_squares_of(p, i);
+        next = p->of_root.next;
+        p->refs--;
+    }
+}
+
+/* --------------------------------------------------------------------- all */
+
 void ht_optim_verify(struct ht_optim *o)
 {
     size_t params = 0;
@@ -214,7 +296,7 @@ void ht_optim_verify(struct ht_optim *o)
     for (struct ht_list *pos = o->roots.next, *next; pos != &o->roots; pos = next) {
         struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
         root->refs++;
-        ht_opt_squares_verify(root);
+        check_squares(root);
         next = pos->next;
         ht_opt_root_put_locked(root);
     }
