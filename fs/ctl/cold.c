@@ -83,11 +83,10 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root)
         return;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* no rollback makes it cold between */
     ht_mutex_lock(ht_ctl_cold_lock(c)); /* and nobody sets a place */
-    int rc = ht_scope_is_warm(c->store, root) ? ht_ns_removexattr(c->ns, root, cold_word) : 0;
+    if (ht_scope_is_warm(c->store, root))
+        (void)!ht_ns_removexattr(c->ns, root, cold_word);
     ht_mutex_unlock(ht_ctl_cold_lock(c));
     ht_mutex_unlock(ht_ctl_root_lock(c));
-    if (rc)
-        ht_debug("the attribute cold of root %llu stays: %s", (unsigned long long)root, strerror(-rc));
 }
 
 /* --------------------------------------------------------------------- places */

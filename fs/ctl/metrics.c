@@ -28,7 +28,7 @@ struct metrics {
     uint64_t step_open, root_cold_bytes;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
     uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
-    uint64_t events[HT_LOG_DEBUG]; /* by level */
+    uint64_t events[HT_LOG_LEVELS];
 };
 
 enum scope { OF_STORE = 1, OF_ROOT = 2, OF_FILE = 4 };
@@ -249,8 +249,7 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
 
     ht_event_log_metrics(c->events, &events);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        if (ht_event_kinds[i].level < HT_LOG_DEBUG)
-            f->events[ht_event_kinds[i].level] += events.count[i];
+        f->events[ht_event_kinds[i].level] += events.count[i];
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_store_plan_stats(c->store, &f->plan);

@@ -199,8 +199,6 @@ static int start_optim(void *p)
         rc = ht_opt_redo_recover(o);
     if (rc)
         ht_optim_stop(o);
-    else
-        ht_debug("optimizer: %u threads, kernels %s, codecs %s", o->threads, o->kernels->name, o->codecs->name);
     return rc;
 }
 

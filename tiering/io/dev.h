@@ -169,7 +169,6 @@ struct ht_io_features {
     bool commands;      /* of NVMe can be passed on */
 };
 int ht_io_features(struct ht_io_features *out) HT_MUST_CHECK;
-const char *ht_ring_mode_word(enum ht_ring_mode mode);
 
 /*
  * A ring of the calling thread, which alone may use it. depth: pieces of requests in flight at most (submission beyond
