@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* delta.c - see delta.h. */
 #include "fs/ctl/delta.h"
 #include "fs/ctl/ctl_priv.h"
 

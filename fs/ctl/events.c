@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * events.c - see events.h.
- *
  * name_lock keeps names and optimizer from going away while the thread looks up a path; above their locks.
  */
 #include "fs/ctl/events.h"

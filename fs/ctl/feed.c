@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.c - see feed.h. */
 #include "fs/ctl/feed.h"
 
 #include "tiering/base/lock.h"

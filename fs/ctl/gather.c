@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather.c - see gather.h. */
 #include "fs/ctl/gather.h"
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse.c - see parse.h. */
 #include "fs/ctl/parse.h"
 
 #include <strings.h>

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dump.c - see dump.h.
- *
  * A dump cannot come through the mount, which may answer nothing. So it comes through a socket in the abstract
  * namespace, which needs no directory and leaves nothing after a crash. The mount's device number names it: hitrainctl
  * reads that number in the table of mounts, without a request to the mount. The thread takes no lock of the daemon but

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mountpoint.c - see mountpoint.h. */
 #include "fs/daemon/mountpoint.h"
 
 #include <fcntl.h>

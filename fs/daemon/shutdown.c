@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shutdown.c - see shutdown.h.
- *
  * An end that waits for a device goes on when the device answers, as with any file system: a request cannot be taken
  * back, and until it is done its bytes may change on the device. A user who does not want to wait ends the process,
  * which is as good as a crash: synced content is there, and the device stays held until its last request has ended.

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* features.c - see features.h. */
 #include "mount-helpers/common/features.h"
 
 #include <fcntl.h>

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* probe.c - see probe.h. */
 #include "mount-helpers/common/probe.h"
 #include "tiering/sys/nvme_namespace.h"
 

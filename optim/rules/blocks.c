@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks.c - see blocks.h. */
 #include "optim/rules/blocks.h"
 
 typedef unsigned long long ull;

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* newton_schulz.c - see newton_schulz.h. */
 #include "optim/rules/newton_schulz.h"
 
 #include <math.h>

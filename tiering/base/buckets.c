@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* buckets.c - see buckets.h. */
 #include "tiering/base/buckets.h"
 
 static size_t segment_buckets(unsigned segment)

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dump.c - see dump.h. */
 #include "tiering/base/dump.h"
 
 #include <dirent.h>

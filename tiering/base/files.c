@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files.c - see files.h. */
 #include "tiering/base/files.h"
 
 #include <unistd.h>

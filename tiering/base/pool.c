@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool.c - see pool.h. */
 #include "tiering/base/pool.h"
 
 #if defined(__has_feature)

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shards.c - see shards.h. */
 #include "tiering/base/shards.h"
 
 struct ht_shards ht_shards_even(unsigned ranks)

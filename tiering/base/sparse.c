@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sparse.c - see sparse.h. */
 #include "tiering/base/sparse.h"
 
 /* Bytes of the entry. */

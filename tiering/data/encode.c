@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* encode.c - see encode.h. */
 #include "tiering/data/encode.h"
 
 #include "tiering/codec/frame.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * write_frame.c - see write_frame.h.
- *
  *   image of a new chunk --worth it--> encoded into a staging buffer --> written and published as any other
  *                    |                          |
  *                    |                          '-- no buffer, no encoder, or it saves too little

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* owners.c - see owners.h. */
 #include "tiering/engine/owners.h"
 
 #include "tiering/base/idhash.h"

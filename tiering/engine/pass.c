@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass.c - see pass.h. */
 #include "tiering/engine/pass.h"
 
 #include "tiering/base/idhash.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* walk.c - see walk.h. */
 #include "tiering/engine/walk.h"
 
 #include "tiering/object/context.h"

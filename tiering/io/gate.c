@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gate.c - see gate.h.
- *
  * A thread waits with the flight_lock of its device. Permits that come back wake it. Urgent requests wake nobody when
  * they end: the waiting thread looks again at the time that the policy says, so that urgent requests cost the same with
  * a full gate.

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvme.c - see nvme.h. */
 #include "tiering/io/nvme.h"
 #include "tiering/base/buf.h"
 

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rate.c - see rate.h.
- *
  * A sample of e ns multiplies the sums by F / (F + e), which is exp(-e / F) for short samples. Bytes and time of one
  * sample always have the same weight, so a steady device has its exact rate however long its requests take.
  */

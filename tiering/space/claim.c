@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* claim.c - see claim.h. */
 #include "tiering/space/claim.h"
 
 #include "tiering/base/hash.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space_map.c - see space_map.h. */
 #include "tiering/space/space_map.h"
 
 enum {

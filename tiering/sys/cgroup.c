@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cgroup.c - see cgroup.h. */
 #include "tiering/sys/cgroup.h"
 
 #include <inttypes.h>

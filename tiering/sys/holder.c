@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * holder.c - see holder.h.
- *
  * The kernel reports the owner of a flock, but not the holder of a block device; for the latter the descriptors of all
  * processes are searched. Only links below /dev are followed: other open files may hang.
  */

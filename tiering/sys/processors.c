@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processors.c - see processors.h. */
 #include "tiering/sys/processors.h"
 
 #include <inttypes.h>

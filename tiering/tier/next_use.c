@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* next_use.c - see next_use.h. */
 #include "tiering/tier/next_use.h"
 
 enum {

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs.c - see runs.h. */
 #include "tiering/tier/runs.h"
 
 static_assert(HT_RUN_NEAR == 8, "seen has a bit for each");
