@@ -38,13 +38,6 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
     return rc;
 }
 
-int ht_cmd_check_mount(const char *path)
-{
-    char point[PATH_MAX];
-
-    return ht_cmd_mount_point(path, point);
-}
-
 static ssize_t get(const char *path, const char *name, char **out_text)
 {
     for (unsigned i = 0; i < TRIES; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.c - asserts the invariants of roots, parameters, ranges and sums of squares that their headers state (tiering/base/verify.h).
+ * verify.c - asserts the invariants of roots, parameters, ranges and sums of squares that
+ * their headers state (tiering/base/verify.h).
  *
  * A worker that has applied a range changes its state first and the sums soon after. So while a root has such workers
  * the sums are bounds.
