@@ -8,7 +8,7 @@
  * Any program of the network namespace may hold that name: the daemon of an earlier mount that still ends, or an
  * attacker's. The thread then tries again each second, and hitrainctl asks for the owner of the socket that answers.
  */
-#include "fs/daemon/dump.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -7,7 +7,7 @@
  * The kernel wakes a thread that polls the table of mounts when the table changes, so waiting costs nothing. After the
  * mount has gone the thread looks three times and no more.
  */
-#include "fs/daemon/lingering.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
 #include <poll.h>

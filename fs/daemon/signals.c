@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fs/daemon/signals.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>
