@@ -231,7 +231,6 @@ void ht_fsck_sum_up(struct ht_fsck *f);
 /* For --json with repair: all problems, each with its outcome. */
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
 void ht_fsck_reported_free(struct ht_fsck *f);
-const char *ht_fsck_code_name(enum ht_fsck_code code);
 
 /* ----------------------------------------------------------------- passes */
 

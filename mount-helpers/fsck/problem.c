@@ -33,11 +33,6 @@ static const struct row {
 #undef ROW
 };
 
-const char *ht_fsck_code_name(enum ht_fsck_code code)
-{
-    return table[code].code;
-}
-
 /* -------------------------------------------------------------------- json */
 
 struct ht_fsck_reported {

@@ -236,8 +236,6 @@ int ht_opt_ortho_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_C
 void ht_opt_totals_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The parameter leaves its root. */
 void ht_opt_totals_remove(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Asserts that the totals are those of a walk. */
-void ht_opt_totals_verify(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- notify.c */
 
