@@ -270,7 +270,7 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
 struct ht_waiter {
     void (*wake)(struct ht_waiter *w);
     struct ht_list link_;
-    uint64_t oid_, first_, last_;
+    uint64_t first_, last_;
 };
 /*
  * May [off, off+len) of object oid be read now? 0 at once when no queued update touches it (or it is no parameter).

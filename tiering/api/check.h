@@ -14,7 +14,7 @@ struct ht_extent;
 uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len);
 /* For fsck: walk published references in (oid, index) order, one call per chunk. Non-zero from fn ends the walk. */
 struct ht_chunk_info {
-    uint64_t oid, index, object_size;
+    uint64_t oid, index;
     uint32_t chunk_bytes, stored_bytes, visible_bytes, generation;
     uint8_t codec;
     uint64_t checksum;

@@ -168,7 +168,6 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
         struct ht_chunk_info info = {
             .oid = o->oid,
             .index = i,
-            .object_size = o->pub_size,
             .chunk_bytes = ht_obj_bytes_per_chunk(o),
             .stored_bytes = c->pub.stored,
             .visible_bytes = c->pub.visible,
