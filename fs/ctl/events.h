@@ -17,11 +17,6 @@ int ht_events_start(struct ht_ctl *c) HT_MUST_CHECK;
 void ht_events_stop(struct ht_ctl *c);
 
 /*
- * The reader sees all events that were raised before: the events thread names these first. If that takes long, as in a
- * mount that hangs, they come later.
- */
-
-/*
  * The path of an object below the mount's root; optimizer state is named by its parameter. "": the object has no name
  * any more.
  */
