@@ -88,8 +88,8 @@ bool ht_shm_reclaim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 typedef bool (*ht_shm_wanted_fn)(const struct ht_shm *h, const void *ctx);
 typedef int (*ht_shm_visit_fn)(struct ht_obj *o, void *ctx);
 /*
- * Visits the wanted objects of a scope, with the lock held, which visit may release in between; returns the first
- * error.
+ * Visits the wanted objects (NULL: all) of a scope, with the lock held, which visit may release in between; returns the
+ * first error.
  */
 int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht_shm_visit_fn visit, void *ctx)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
