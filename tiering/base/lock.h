@@ -82,20 +82,13 @@ struct ht_lock_hold {
     uint64_t steps;  /* the most in one hold */
     uint64_t blocks; /* the same; 0 in other builds */
 };
-#ifdef HT_LOCK_CHECK
 /* Measures time from now on, or no more; steps are always counted. Any thread. */
 void ht_lock_measure(bool on);
 /* The longest of a rank since the last call, in any thread; in other builds all zeros. */
 struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank);
+#ifdef HT_LOCK_CHECK
 void ht_lock_step(void);
 #else
-static inline void ht_lock_measure(bool on)
-{
-}
-static inline struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
-{
-    return (struct ht_lock_hold){0};
-}
 static inline void ht_lock_step(void)
 {
 }
