@@ -14,7 +14,7 @@
 #include "tiering/object/space.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/shares.h"
+#include "tiering/data/data.h"
 #include "tiering/data/health.h"
 
 struct ht_ring *ht_store_ring(struct ht_store *s)

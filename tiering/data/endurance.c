@@ -4,7 +4,7 @@
  *
  * Everything counts that the devices took: content, log and superblocks, of all devices together.
  */
-#include "tiering/data/endurance.h"
+#include "tiering/data/data.h"
 #include "tiering/base/event.h"
 #include "tiering/api/stats.h"
 #include "tiering/object/context.h"

@@ -18,8 +18,7 @@
 #include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/endurance.h"
-#include "tiering/data/shares.h"
+#include "tiering/data/data.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/write_batch.h"
 

@@ -27,7 +27,7 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/fill.h"
-#include "tiering/data/shares.h"
+#include "tiering/data/data.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 

@@ -13,7 +13,6 @@
 #include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
-#include "tiering/data/endurance.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
