@@ -222,7 +222,8 @@ ifneq ($(filter %.h,$(mutated)),)
 $(error $(filter %.h,$(mutated)): only files that are compiled include mutant.h)
 endif
 object_of = $(if $(MUTANTS),$(if $(filter $(mutated),$(1)),$(B),$(PLAIN)),$(B))/obj/$(patsubst %.c,%.o,$(1))
-objects = $(foreach s,$(wildcard $(1)/*.c),$(call object_of,$(s)))
+# Checks of a folder's structures are linked where something calls them: in tests, and in builds that look for errors.
+objects = $(foreach s,$(wildcard $(1)/*.c tests/unit/$(1)/verify*.c),$(call object_of,$(s)))
 reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
 # $(call up_to,LAYER,LIST): LIST up to and including LAYER; the whole LIST where LAYER is not in it
 up_to = $(if $(2),$(firstword $(2)) $(if $(filter-out $(1),$(firstword $(2))),$(call up_to,$(1),$(wordlist 2,$(words $(2)),$(2)))))
@@ -260,8 +261,8 @@ SAN_FLAGS := $(if $(filter coverage,$(sans)),--coverage -fprofile-update=atomic,
 LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK) $(if $(LOCKS),-DHT_LOCK_BLOCKS)
 # So are whole structures (tiering/base/verify.h).
 VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
-# LOCKS=1 counts basic blocks in the daemon's code. The file that counts them is left out.
-blocks_of = $(if $(LOCKS),$(if $(filter tiering/% optim/% fs/%,$(filter-out tiering/base/lock.c,$(1))),-fsanitize-coverage=trace-pc))
+# LOCKS=1 counts basic blocks in the daemon's code.
+blocks_of = $(if $(LOCKS),$(if $(filter tiering/% optim/% fs/%,$(1)),-fsanitize-coverage=trace-pc))
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
 # Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of

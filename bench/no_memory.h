@@ -3,8 +3,7 @@
  * no_memory.h - an arena of any size whose memory is never touched: addresses alone. For one file of a program that is
  * linked with --wrap of ht_pinned_alloc and ht_pinned_free.
  */
-#ifndef HITRAIN_BENCH_NO_MEMORY_H
-#define HITRAIN_BENCH_NO_MEMORY_H
+#pragma once
 
 #include <errno.h>
 #include <sys/mman.h>
@@ -29,5 +28,3 @@ void __wrap_ht_pinned_free(struct ht_pinned *m)
 {
     munmap(m->base, m->bytes);
 }
-
-#endif

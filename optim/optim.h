@@ -19,8 +19,7 @@
  * Lock order: transaction > names > optimizer > store. Callbacks of struct ht_optim_hooks are called with no
  * optimizer lock held. WAITS: may block on I/O and updates, call with no lock held.
  */
-#ifndef HITRAIN_OPTIM_OPTIM_H
-#define HITRAIN_OPTIM_OPTIM_H
+#pragma once
 
 #include "optim/rules/config.h"
 #include "tiering/api/object.h"
@@ -271,7 +270,7 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
 struct ht_waiter {
     void (*wake)(struct ht_waiter *w);
     struct ht_list link_;
-    uint64_t oid_, first_, last_;
+    uint64_t first_, last_;
 };
 /*
  * May [off, off+len) of object oid be read now? 0 at once when no queued update touches it (or it is no parameter).
@@ -556,5 +555,3 @@ int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer 
 int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Drops the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
 int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* access_string.c - see access_string.h. */
 #include "bench/replay/access_string.h"
 
 #include <stdlib.h>

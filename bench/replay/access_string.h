@@ -6,8 +6,7 @@
  *
  * A gradient stands for the accesses of its update: each unit of the parameter, and the units of the state beside it.
  */
-#ifndef HITRAIN_BENCH_REPLAY_ACCESS_STRING_H
-#define HITRAIN_BENCH_REPLAY_ACCESS_STRING_H
+#pragma once
 
 #include "bench/replay/trace_text.h"
 
@@ -36,5 +35,3 @@ uint64_t sim_unit_bytes(const struct sim_string *s, uint32_t unit);
 /* Units of a parameter, and [*out_begin, *out_end) of its state's that belong to its i-th. */
 uint32_t sim_param_units(const struct sim_string *s, uint32_t tensor);
 void sim_state_units(const struct sim_string *s, uint32_t tensor, uint32_t i, uint32_t *out_begin, uint32_t *out_end);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate.c - see generate.h. */
 #include "bench/replay/generate.h"
 
 /*

@@ -4,8 +4,7 @@
  * ("gpt", "llama"), the same whose tensors are swapped to files as ZeRO-Infinity does ("gpt-swap", "llama-swap"), and a
  * cyclic scan ("scan").
  */
-#ifndef HITRAIN_BENCH_REPLAY_GENERATE_H
-#define HITRAIN_BENCH_REPLAY_GENERATE_H
+#pragma once
 
 #include "bench/replay/trace_text.h"
 
@@ -23,5 +22,3 @@ struct generate_config {
 int generate_trace(const struct generate_config *c, struct replay_trace *out) HT_MUST_CHECK;
 /* Names of the shapes, with spaces between. */
 void generate_put_shapes(FILE *to);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* play.c - see play.h. */
 #include "bench/replay/play.h"
 
 #include <fcntl.h>

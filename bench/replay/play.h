@@ -4,8 +4,7 @@
  * are the files t0, t1, ... there, and parameters those of the model `model`, whose optimizer is AdamW. Transfers are
  * as DeepSpeed's: O_DIRECT, 1 MiB each, eight in flight. Computing is a wait.
  */
-#ifndef HITRAIN_BENCH_REPLAY_PLAY_H
-#define HITRAIN_BENCH_REPLAY_PLAY_H
+#pragma once
 
 #include "bench/replay/trace_text.h"
 
@@ -28,5 +27,3 @@ struct play_result {
 /* Makes the files. Content is not zero, so that it is stored. Says what fails. */
 int play_make(const struct replay_trace *t, const struct play_config *c) HT_MUST_CHECK;
 int play_trace(const struct replay_trace *t, const struct play_config *c, struct play_result *out) HT_MUST_CHECK;
-
-#endif

@@ -10,8 +10,7 @@
  * A policy decides which units are in DRAM. The simulator counts, and keeps the time. A unit that is not in DRAM and
  * that the policy does not admit passes through: it is read, and written if it was changed.
  */
-#ifndef HITRAIN_BENCH_REPLAY_SIM_H
-#define HITRAIN_BENCH_REPLAY_SIM_H
+#pragma once
 
 #include "bench/replay/access_string.h"
 
@@ -90,5 +89,3 @@ void sim_evict(struct sim *s, uint32_t unit);
 void sim_clean(struct sim *s, uint32_t unit);
 /* Does the buffer take a write at this time? */
 bool sim_has_buffer(const struct sim *s, uint64_t at);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace_text.c - see trace_text.h. */
 #include "bench/replay/trace_text.h"
 
 #include <stdlib.h>

@@ -6,8 +6,7 @@
  * The reader takes any bytes. It refuses what the format does not allow, with the line and the reason. Its memory is
  * bounded: 24 bytes an entry and some 300 bytes a tensor, and so many entries and tensors.
  */
-#ifndef HITRAIN_BENCH_REPLAY_TRACE_TEXT_H
-#define HITRAIN_BENCH_REPLAY_TRACE_TEXT_H
+#pragma once
 
 #include <stdio.h>
 
@@ -73,5 +72,3 @@ int replay_trace_add(struct replay_trace *t, enum replay_op op, uint32_t tensor,
 /* Does a training step end at this entry: a step or a commit that does not follow another one at once? */
 bool replay_ends_step(const struct replay_trace *t, uint64_t entry);
 uint64_t replay_trace_steps(const struct replay_trace *t);
-
-#endif

@@ -11,9 +11,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 enum { PIECE_BYTES = 1 << 20 };
 
 static int copy(struct ht_obj *window, struct ht_grad *g)

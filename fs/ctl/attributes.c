@@ -9,8 +9,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "tiering/base/shards.h"
 
-#include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 struct request {

@@ -7,8 +7,6 @@
 #include "fs/ctl/feed.h"
 #include "tiering/base/json.h"
 
-#include <stdio.h>
-
 static const struct row {
     const char *key, *metric, *type, *help;
     size_t offset;
@@ -38,7 +36,7 @@ static void put_speed(struct ht_json *j, const struct ht_background_stat *st)
     ht_json_u64(j, "seconds_left", left);
 }
 
-static int next_line(void *ctx, uint64_t *after, FILE *to)
+int ht_background_lines(void *ctx, uint64_t *after, FILE *to)
 {
     const struct ht_ctl *c = ctx;
     struct ht_background_stat st;
@@ -58,11 +56,6 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_end(&j);
     ++*after;
     return 1;
-}
-
-int ht_background_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
-{
-    return ht_feed_open(next_line, NULL, c, out);
 }
 
 /* ----------------------------------------------------------------- metrics */

@@ -7,16 +7,10 @@
  *   recall --thread--> object after object, in blocks --all is here--> the attribute cold goes --> over
  *                        '--error, or the end of the mount--> over; user.hitrain.error has the reason
  */
-#include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden_priv.h"
 #include "tiering/api/cold.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include <hitrain/words.h>
 
 static const char cold_word[] = HT_XATTR_PREFIX "cold";
 
@@ -89,11 +83,10 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root)
         return;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* no rollback makes it cold between */
     ht_mutex_lock(ht_ctl_cold_lock(c)); /* and nobody sets a place */
-    int rc = ht_scope_is_warm(c->store, root) ? ht_ns_removexattr(c->ns, root, cold_word) : 0;
+    if (ht_scope_is_warm(c->store, root))
+        (void)!ht_ns_removexattr(c->ns, root, cold_word);
     ht_mutex_unlock(ht_ctl_cold_lock(c));
     ht_mutex_unlock(ht_ctl_root_lock(c));
-    if (rc)
-        ht_debug("the attribute cold of root %llu stays: %s", (unsigned long long)root, strerror(-rc));
 }
 
 /* --------------------------------------------------------------------- places */

@@ -2,8 +2,6 @@
 /* command.c - the lines of .hitrain/ctl. Each may WAIT: the caller's thread must be one that nothing else waits for. */
 #include "fs/ctl/ctl_priv.h"
 
-#include <stdio.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* -------------------------------------------------------------- on a file */

@@ -6,11 +6,9 @@
  * must not reach the cache (the kernel may hold a lock that a request waiting for this transaction holds). Entries that
  * an abort made stale are therefore collected here and dropped afterwards.
  */
-#include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"
 #include "fs/ctl/events.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/activity.h"

@@ -11,11 +11,9 @@
  * WAITS: may wait for I/O and for updates of the optimizer; must not be called by a thread that an update, an
  * invalidation or a transaction may wait for.
  */
-#ifndef HITRAIN_FS_CTL_CTL_H
-#define HITRAIN_FS_CTL_CTL_H
+#pragma once
 
 #include <stdatomic.h>
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "optim/optim.h"
@@ -45,7 +43,6 @@ void ht_recalls_end(struct ht_ctl *c);
  * HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL, on the inode of a file or of a state. -ENOTTY: it is neither. WAITS for
  * updates, and for requests of the kernel.
  */
-struct ht_ioctl_places;
 int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
                        const struct ht_ioctl_places *in) HT_MUST_CHECK;
 int ht_cold_tell_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
@@ -159,5 +156,3 @@ int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
 /* Makes a boundary, and everything below the root durable; -EACCES if the caller may not steer it. WAITS. */
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
-
-#endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctl_priv.h - the common part of the files of fs/ctl. */
-#ifndef HITRAIN_FS_CTL_CTL_PRIV_H
-#define HITRAIN_FS_CTL_CTL_PRIV_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/line_quota.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/quota.h"
 #include "tiering/base/event.h"
@@ -112,7 +110,6 @@ void ht_last_error_done(struct ht_ctl *c, uint64_t ino, const char *kind);
 bool ht_last_error_clear(struct ht_ctl *c, uint64_t ino);
 /* False: none. */
 bool ht_last_error_get(struct ht_ctl *c, uint64_t ino, struct ht_last_error *out);
-/* Moves a file's content into memory, to the place in which its next opener will look for it. WAITS. */
 int ht_last_error_format(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
 
 /*
@@ -188,16 +185,14 @@ void ht_person_free(struct ht_person *p);
 struct ht_caller ht_person_caller(struct ht_person *p);
 /* 0, or -EPERM: neither the owner nor root. */
 int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
-/* 0, or -EACCES: no write permission on the model root, or not the owner where it is sticky. */
 /*
  * A claim also protects the words of a model that decide the numbers of its steps. -EBUSY: another process has claimed
  * it, which is then in the word error of ino and its root.
  */
 int ht_ctl_may_set_words(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *kind,
                          const struct ht_caller *caller) HT_MUST_CHECK;
+/* 0, or -EACCES: no write permission on the model root, or not the owner where it is sticky. */
 int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
-/* May the caller search it? 0, -EACCES, -ENOTDIR. */
-int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_MUST_CHECK;
 
 /*
  * The inode at a path below dir, with a lookup count. Symbolic links are not followed: a file is named by its own path.
@@ -287,5 +282,3 @@ int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST
 /* OpenMetrics text: of one root, or (root 0) of the store and all its roots that the caller may know of. */
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller,
                            struct ht_buf *out) HT_MUST_CHECK;
-
-#endif

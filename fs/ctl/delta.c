@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* delta.c - see delta.h. */
 #include "fs/ctl/delta.h"
 #include "fs/ctl/ctl_priv.h"
 
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/json.h"

@@ -8,8 +8,7 @@
  *
  * Names are those at the open: another name cuts the chain of deltas. One that is open needs no lock.
  */
-#ifndef HITRAIN_FS_CTL_DELTA_H
-#define HITRAIN_FS_CTL_DELTA_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 
@@ -24,5 +23,3 @@ void ht_delta_close(struct ht_delta_file *f);
 uint64_t ht_delta_bytes(const struct ht_delta_file *f);
 /* WAITS for a device. */
 ssize_t ht_delta_read(struct ht_delta_file *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
-
-#endif

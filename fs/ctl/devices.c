@@ -82,7 +82,7 @@ static const char *log_word(enum ht_log_copy_state state)
     return words[state];
 }
 
-static int next_line(void *ctx, uint64_t *after, FILE *to)
+int ht_device_lines(void *ctx, uint64_t *after, FILE *to)
 {
     struct ht_ctl *c = ctx;
     struct ht_device_stat st;
@@ -111,11 +111,6 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     ht_json_end(&j);
     *after = i + 1;
     return 1;
-}
-
-int ht_device_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
-{
-    return ht_feed_open(next_line, NULL, c, out);
 }
 
 /* ----------------------------------------------------------------- metrics */

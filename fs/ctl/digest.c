@@ -22,15 +22,10 @@
  * Only the thread that serves the engine uses the walk. Figures are atomic, failures are under the lock of ctl.
  */
 #include "fs/ctl/ctl_priv.h"
-#include "tiering/api/background.h"
-#include "tiering/base/event.h"
 #include "tiering/base/step_digest.h"
 
 #include <linux/limits.h>
 #include <search.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
 
 #define NS_PER_S INT64_C(1000000000)
 #define AFTER_NS (3 * NS_PER_S) /* the commit that kept the step */

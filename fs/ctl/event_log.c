@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* event_log.c - see event_log.h. */
 #include "fs/ctl/event_log.h"
 
 #include "tiering/base/lock.h"

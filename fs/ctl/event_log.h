@@ -12,8 +12,7 @@
  *
  * Entries never change once they are visible. Any thread; one lock, a leaf. Times are monotonic nanoseconds.
  */
-#ifndef HITRAIN_FS_CTL_EVENT_LOG_H
-#define HITRAIN_FS_CTL_EVENT_LOG_H
+#pragma once
 
 #include "tiering/base/event.h"
 
@@ -61,5 +60,3 @@ void ht_event_log_stop(struct ht_event_log *l);
 /* The first visible entry after a sequence number. False: none. */
 bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_entry *out);
 void ht_event_log_metrics(struct ht_event_log *l, struct ht_event_metrics *out);
-
-#endif

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * events.c - see events.h.
- *
  * name_lock keeps names and optimizer from going away while the thread looks up a path; above their locks.
  */
 #include "fs/ctl/events.h"
@@ -166,6 +164,10 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
     return true;
 }
 
+/*
+ * The reader sees all events that were raised before: the events thread names these first. If that takes long, as in a
+ * mount that hangs, they come later.
+ */
 int ht_event_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
     ht_event_log_settle(c->events, ht_now_ns() + c->event_patience_ns);

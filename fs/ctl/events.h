@@ -5,10 +5,8 @@
  * The events thread finds the path of each entry's object, logs the entry (stderr or syslog) and shows it to readers.
  * The thread that raises an event cannot do that: it may hold locks that finding a path needs.
  */
-#ifndef HITRAIN_FS_CTL_EVENTS_H
-#define HITRAIN_FS_CTL_EVENTS_H
+#pragma once
 
-#include <stdio.h>
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
 #include "fs/ctl/feed.h"
@@ -19,11 +17,6 @@ int ht_events_start(struct ht_ctl *c) HT_MUST_CHECK;
 void ht_events_stop(struct ht_ctl *c);
 
 /*
- * The reader sees all events that were raised before: the events thread names these first. If that takes long, as in a
- * mount that hangs, they come later.
- */
-
-/*
  * The path of an object below the mount's root; optimizer state is named by its parameter. "": the object has no name
  * any more.
  */
@@ -31,5 +24,3 @@ void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
 
 /* Writes the entry as one line of JSON. Keys without a value are left out; hitrain(7) lists the keys. */
 void ht_event_put(const struct ht_event_entry *entry, FILE *to);
-
-#endif

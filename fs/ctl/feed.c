@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* feed.c - see feed.h. */
 #include "fs/ctl/feed.h"
-
-#include <stdlib.h>
 
 #include "tiering/base/lock.h"
 

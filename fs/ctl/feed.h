@@ -4,10 +4,8 @@
  * number is the offset of the first read; then offsets count no more. At the last entry reads
  * end, and later ones go on.
  */
-#ifndef HITRAIN_FS_CTL_FEED_H
-#define HITRAIN_FS_CTL_FEED_H
+#pragma once
 
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 /*
@@ -30,7 +28,6 @@ void ht_feed_close(struct ht_feed *f);
 struct ht_ctl;
 struct ht_caller;
 typedef int ht_feed_opener(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out);
-ht_feed_opener ht_background_feed_open, ht_device_feed_open, ht_event_feed_open, ht_kept_feed_open, ht_plan_feed_open,
-    ht_root_feed_open, ht_trace_feed_open;
-
-#endif
+ht_feed_opener ht_event_feed_open, ht_kept_feed_open, ht_plan_feed_open, ht_root_feed_open, ht_trace_feed_open;
+/* ctx: the struct ht_ctl, and nothing else. */
+ht_feed_next ht_background_lines, ht_device_lines;

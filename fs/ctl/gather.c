@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather.c - see gather.h. */
 #include "fs/ctl/gather.h"
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <fcntl.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { BLOCK_MEMBERS = 256, BLOCKS_MAX = HT_GATHER_MEMBERS_MAX / BLOCK_MEMBERS };

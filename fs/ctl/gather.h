@@ -13,8 +13,7 @@
  *
  * One lock for each open file, while members join it; it is held over no wait. Reads and writes take no lock here.
  */
-#ifndef HITRAIN_FS_CTL_GATHER_H
-#define HITRAIN_FS_CTL_GATHER_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 
@@ -32,5 +31,3 @@ int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const stru
 ssize_t ht_gather_read(struct ht_gather *g, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 /* waits false: -EAGAIN, where it would WAIT for updates. Then the same bytes are written again. */
 ssize_t ht_gather_write(struct ht_gather *g, uint64_t off, const void *buf, size_t len, bool waits) HT_MUST_CHECK;
-
-#endif

@@ -17,8 +17,6 @@
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define BASE_BITS 48
@@ -120,8 +118,6 @@ uint64_t ht_hidden_gradient(uint64_t param)
 
 /* -------------------------------------------------------------------- rows */
 
-struct ht_hidden_dir;
-
 /* The directories of its kind that it is in. */
 enum place {
     EVERYWHERE,
@@ -145,11 +141,11 @@ struct row {
     int (*list)(struct ht_hidden_dir *d, uint64_t dir);
     enum ht_hidden_kind entry; /* of a parameter or state in it */
 };
-static const struct row *row_at(enum ht_hidden_kind kind);
+static const struct row rows[HT_HIDDEN_KINDS]; /* below */
 
 static const struct row *row_of(uint64_t ino)
 {
-    return row_at(ht_hidden_kind(ino));
+    return &rows[ht_hidden_kind(ino)];
 }
 
 /* -------------------------------------------------------------- attributes */
@@ -402,7 +398,7 @@ static bool is_there(struct ht_ctl *c, const struct row *row, uint64_t parent)
 static int lookup_named(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
     for (enum ht_hidden_kind kind = 0; kind < HT_HIDDEN_KINDS; kind++) {
-        const struct row *row = row_at(kind);
+        const struct row *row = &rows[kind];
         if (row->name && strcmp(row->name, name) == 0 && is_there(c, row, dir))
             return found(c, number_below(dir, kind, 0, ht_hidden_base(dir)), out_st);
     }
@@ -564,7 +560,7 @@ static int list_named(struct ht_hidden_dir *d, uint64_t dir)
     int rc = 0;
 
     for (enum ht_hidden_kind kind = 0; rc == 0 && kind < HT_HIDDEN_KINDS; kind++) {
-        const struct row *row = row_at(kind);
+        const struct row *row = &rows[kind];
         if (is_there(d->ctl, row, dir))
             rc = list_one(d, row->name, number_below(dir, kind, 0, ht_hidden_base(dir)), row->mode & S_IFMT);
     }
@@ -779,8 +775,3 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_SHARD_GRAD] = {FILE_MODE, .size = shard_size},
     [HT_HIDDEN_SHARD_STATE] = {FILE_MODE, .size = shard_size},
 };
-
-static const struct row *row_at(enum ht_hidden_kind kind)
-{
-    return &rows[kind];
-}

@@ -23,8 +23,7 @@
  *
  * Locks: one per open ctl file, and no other of its own. WAITS as in ctl.h.
  */
-#ifndef HITRAIN_FS_CTL_HIDDEN_H
-#define HITRAIN_FS_CTL_HIDDEN_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 
@@ -130,5 +129,3 @@ enum ht_traffic_kind ht_hidden_read_traffic(const struct ht_hidden_file *f);
 
 /* After a mount that ended with open files: no client will close them. No other call may be in progress. */
 void ht_hidden_close_all(struct ht_ctl *c);
-
-#endif

@@ -12,10 +12,7 @@
 #include "fs/ctl/hidden_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum {
@@ -70,7 +67,8 @@ struct contents {
                      bool waits); /* NULL: -EBADF */
     int (*flush)(struct ht_hidden_file *f);
     int (*fsync)(struct ht_hidden_file *f, const struct ht_caller *caller);
-    ht_feed_opener *feed; /* with nothing of these: the lines of a feed */
+    ht_feed_opener *feed; /* with nothing of these: the lines of a feed, */
+    ht_feed_next *lines;  /* or those of one that needs no opener */
     enum ht_lane_kind lane[HT_HIDDEN_OPS];
     enum ht_traffic_kind traffic;
     bool of_param; /* its parameter is described, and stays open as long as the file */
@@ -535,8 +533,8 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_STATS] = {open_stats, close_stats, read_stats, NO_LANES},
     [HT_HIDDEN_DELTA] = {open_delta, close_delta, read_delta, NO_LANES},
     [HT_HIDDEN_REDO] = {open_redo, close_redo, read_redo, NO_LANES},
-    [HT_HIDDEN_BACKGROUND] = {.feed = ht_background_feed_open, NO_LANES},
-    [HT_HIDDEN_DEVICES] = {.feed = ht_device_feed_open, NO_LANES},
+    [HT_HIDDEN_BACKGROUND] = {.lines = ht_background_lines, NO_LANES},
+    [HT_HIDDEN_DEVICES] = {.lines = ht_device_lines, NO_LANES},
     [HT_HIDDEN_EVENTS] = {.feed = ht_event_feed_open, NO_LANES},
     [HT_HIDDEN_KEPT] = {.feed = ht_kept_feed_open, NO_LANES},
     [HT_HIDDEN_PLAN] = {.feed = ht_plan_feed_open, NO_LANES},
@@ -594,6 +592,8 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     if (f->row->feed)
         return f->row->feed(f->ctl, ht_hidden_base(f->ino), caller, &f->feed);
+    if (f->row->lines)
+        return ht_feed_open(f->row->lines, NULL, f->ctl, &f->feed);
     if (f->row->of_param)
         return open_of_param(f, caller);
     return f->row->open ? f->row->open(f, caller) : -EISDIR;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hidden_priv.h - the common part of hidden.c (names) and hidden_file.c (contents). */
-#ifndef HITRAIN_FS_CTL_HIDDEN_PRIV_H
-#define HITRAIN_FS_CTL_HIDDEN_PRIV_H
+#pragma once
 
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
@@ -81,5 +80,3 @@ uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino);
 /* The number of the readable step of such an inode; 0: there is none any more. */
 uint64_t ht_hidden_step(struct ht_ctl *c, uint64_t ino);
 void ht_hidden_closedir_all(struct ht_ctl *c);
-
-#endif

@@ -5,8 +5,6 @@
 #include "tiering/api/keep.h"
 #include "tiering/base/json.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 /* ---------------------------------------------------------------- snapshot */

@@ -8,9 +8,6 @@
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------------- table */

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* line_quota.c - see line_quota.h. */
 #include "fs/ctl/line_quota.h"
 
 bool ht_line_quota_take(struct ht_line_quota *q, uint64_t now_ns, uint64_t *out_hidden)

@@ -3,8 +3,7 @@
  * line_quota.h - limits the lines of one kind in the system's log: so many at once, then one each period. Counts
  * omitted lines, and the next line may contain that count.
  */
-#ifndef HITRAIN_FS_CTL_LINE_QUOTA_H
-#define HITRAIN_FS_CTL_LINE_QUOTA_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -22,5 +21,3 @@ struct ht_line_quota {
  * one is omitted, too.
  */
 bool ht_line_quota_take(struct ht_line_quota *q, uint64_t now_ns, uint64_t *out_hidden);
-
-#endif

@@ -15,9 +15,6 @@
 
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
 
 struct metrics {
     struct ht_store_stats store;
@@ -31,7 +28,7 @@ struct metrics {
     uint64_t step_open, root_cold_bytes;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
     uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
-    uint64_t events[HT_LOG_DEBUG]; /* by level */
+    uint64_t events[HT_LOG_LEVELS];
 };
 
 enum scope { OF_STORE = 1, OF_ROOT = 2, OF_FILE = 4 };
@@ -252,8 +249,7 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
 
     ht_event_log_metrics(c->events, &events);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        if (ht_event_kinds[i].level < HT_LOG_DEBUG)
-            f->events[ht_event_kinds[i].level] += events.count[i];
+        f->events[ht_event_kinds[i].level] += events.count[i];
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_store_plan_stats(c->store, &f->plan);
@@ -370,14 +366,19 @@ static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
 
 /* -------------------------------------------------------------- attributes */
 
+static const struct row *find_row(const char *word, unsigned scopes)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if ((rows[i].scope & scopes) && strcmp(rows[i].word, word) == 0)
+            return &rows[i];
+    return NULL;
+}
+
 bool ht_metrics_known(const char *word)
 {
     unsigned code;
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
-        if (strcmp(rows[i].word, word) == 0)
-            return true;
-    return find_event(word, &code);
+    return find_row(word, OF_STORE | OF_ROOT | OF_FILE) || find_event(word, &code);
 }
 
 int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
@@ -387,14 +388,11 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     uint64_t root;
     unsigned scopes = scopes_of(c, ino, &root), code;
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
-        if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
-            continue;
-        int rc = gather(c, rows[i].scope, root, ino, is_of_sums(&rows[i]), &f);
-        if (rc)
-            return rc;
-        *out = ht_metrics_value(&f, rows[i].offset);
-        return 0;
+    const struct row *row = find_row(word, scopes);
+    if (row) {
+        int rc = gather(c, row->scope, root, ino, is_of_sums(row), &f);
+        *out = rc ? 0 : ht_metrics_value(&f, row->offset);
+        return rc;
     }
     if (!(scopes & OF_STORE) || !find_event(word, &code))
         return -ENODATA;
@@ -570,14 +568,6 @@ static void claim_metrics(const struct root_list *list, struct ht_buf *out)
     }
 }
 
-static bool is_of_store(const char *word)
-{
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
-        if (rows[i].scope == OF_STORE && strcmp(rows[i].word, word) == 0)
-            return true;
-    return false;
-}
-
 int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
     struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
@@ -587,7 +577,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     if (rc == 0 && !root)
         rc = gather(c, OF_STORE, 0, 0, false, &f);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
-        if (rows[i].scope == OF_ROOT && !is_of_store(rows[i].word)) /* a metric has one meaning */
+        if (rows[i].scope == OF_ROOT && !find_row(rows[i].word, OF_STORE)) /* a metric has one meaning */
             metric_roots(&rows[i], &list, out);
         else if (rows[i].scope == OF_STORE && rows[i].kind != SUM && !root) {
             metric_head(&rows[i], out);

@@ -9,9 +9,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "optim/rules/sections.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
 #include <sys/xattr.h>
 
 static const char word[] = HT_XATTR_PREFIX "optimizer", word_kind[] = "optimizer";

@@ -16,10 +16,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "optim/rules/sections.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-
 static const char word[] = HT_XATTR_PREFIX "optimizer";
 
 enum { EARLIER_MAX = 1 << 16, EARLIER_BYTES_MAX = 64 << 20 };

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parse.c - see parse.h. */
 #include "fs/ctl/parse.h"
 
-#include <stdio.h>
 #include <strings.h>
 
 int ht_parse_u64(const char *text, size_t len, uint64_t *out)

@@ -3,8 +3,7 @@
  * parse.h - texts that clients write: values of attributes and lines of .hitrain/ctl. Pure functions: no state, any
  * thread, nothing trusted. Texts have a length and need no NUL; a NUL inside one is never valid.
  */
-#ifndef HITRAIN_FS_CTL_PARSE_H
-#define HITRAIN_FS_CTL_PARSE_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/limits.h>
@@ -101,5 +100,3 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
  * empty, "." or ".." or a NUL; -ENAMETOOLONG.
  */
 int ht_parse_component(const char **path, size_t *len, char name[HT_NAME_BYTES_MAX + 1]) HT_MUST_CHECK;
-
-#endif

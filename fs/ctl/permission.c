@@ -11,8 +11,6 @@
  */
 #include "fs/ctl/ctl_priv.h"
 
-#include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { GROUPS_MAX = 1024 };
@@ -121,28 +119,20 @@ bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *cal
     return true;
 }
 
-/* Checks a step of a path as the kernel does: first that it is a directory, then the right to search it. */
-int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller)
-{
-    struct stat st;
-    int rc = ht_ns_getattr(c->ns, dir, &st);
-
-    if (rc)
-        return rc;
-    return S_ISDIR(st.st_mode) ? ht_ctl_access(c, dir, X_OK, caller) : -ENOTDIR;
-}
-
 /* ------------------------------------------------------------------- paths */
 
 /*
- * Looks up a step of a path with the caller's permissions: names in a directory that the caller may not search are as
- * unknown as absent ones.
+ * Looks up a step of a path as the kernel does: first whether it is a directory, then the right to search it. Names in
+ * one that the caller may not search are as unknown as absent ones.
  */
 static int look_up(struct ht_ctl *c, uint64_t dir, const char *name, const struct ht_caller *caller,
                    struct stat *out_st)
 {
-    int rc = ht_ctl_may_search(c, dir, caller);
+    struct stat st;
+    int rc = ht_ns_getattr(c->ns, dir, &st);
 
+    if (rc == 0)
+        rc = S_ISDIR(st.st_mode) ? ht_ctl_access(c, dir, X_OK, caller) : -ENOTDIR;
     return rc ? rc : ht_ns_lookup(c->ns, dir, name, out_st);
 }
 

@@ -5,12 +5,7 @@
  * The first line is about the whole plan, each other one about one use of a part of a file. Lines have no numbers, so
  * offsets do not count. They end where the plan does, and also when another plan takes its place.
  */
-#include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/events.h"
-#include "fs/ctl/feed.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/api/plan.h"
 #include "tiering/base/json.h"

@@ -2,12 +2,7 @@
 /* same.c - which bytes two kept steps of a model have in common, by their places. */
 #include "fs/ctl/hidden_priv.h"
 
-#include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include <hitrain/limits.h>
-#include <hitrain/words.h>
 
 /* Takes a lookup count: the number comes from a caller. *out_scope: the directory of its kept step. */
 static int hold_file(struct ht_ctl *c, const struct ht_subject *s, const struct ht_caller *caller, uint64_t *out_scope)

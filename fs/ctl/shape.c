@@ -7,9 +7,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "optim/rules/blocks.h"
 
-#include <stdio.h>
-#include <sys/stat.h>
-
 enum { SHAPE_TEXT_MAX = 512 };
 
 int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, char err[HT_CTL_ERROR_MAX])

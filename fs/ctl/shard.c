@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shard.c - see shard.h. */
 #include "fs/ctl/shard.h"
 #include "fs/ctl/ctl_priv.h"
 

@@ -6,8 +6,7 @@
  * A map is of one open file, and does not change: a program that has a shard open when ranks change goes on with the
  * blocks that it had. Lists of blocks are shared, under the lock of ctl.
  */
-#ifndef HITRAIN_FS_CTL_SHARD_H
-#define HITRAIN_FS_CTL_SHARD_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 #include "tiering/base/shards.h"
@@ -49,5 +48,3 @@ ssize_t ht_shard_each(const struct ht_shard_map *m, uint64_t off, void *buf, siz
 ssize_t ht_shard_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 ssize_t ht_shard_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf,
                              size_t len) HT_MUST_CHECK;
-
-#endif

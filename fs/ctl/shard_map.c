@@ -8,8 +8,6 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/shard.h"
 
-#include <stdlib.h>
-
 enum { IDLE_MAX = 16 }; /* lists that nobody has, kept for the next stat or open */
 #define LISTS_BYTES_MAX (UINT64_C(64) << 20)
 

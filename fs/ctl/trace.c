@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trace.c - readers of .hitrain/trace: the entries of tiering/base/trace.h, with paths. */
-#include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/events.h"
-#include "fs/ctl/feed.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/json.h"
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon.c - see daemon.h. Owns the pipe between the command and the daemon. */
-#include "fs/daemon/daemon.h"
+/* daemon.c - owns the pipe between the command and the daemon. */
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>

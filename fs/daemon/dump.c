@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dump.c - see dump.h.
- *
  * A dump cannot come through the mount, which may answer nothing. So it comes through a socket in the abstract
  * namespace, which needs no directory and leaves nothing after a crash. The mount's device number names it: hitrainctl
  * reads that number in the table of mounts, without a request to the mount. The thread takes no lock of the daemon but
@@ -10,11 +8,10 @@
  * Any program of the network namespace may hold that name: the daemon of an earlier mount that still ends, or an
  * attacker's. The thread then tries again each second, and hitrainctl asks for the owner of the socket that answers.
  */
-#include "fs/daemon/dump.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -24,7 +21,6 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/version.h>
-#include <hitrain/words.h>
 
 enum {
     SEND_MS = 60000, /* that a client may take for a piece of the text */

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lingering.c - see lingering.h.
- *
  * The kernel ends the connection when the last mount of the file system and the last open file have gone. A mount
  * namespace that was made while the store was mounted may hold another mount, and umount -l leaves open files. The
  * device stays held for as long.
@@ -9,7 +7,7 @@
  * The kernel wakes a thread that polls the table of mounts when the table changes, so waiting costs nothing. After the
  * mount has gone the thread looks three times and no more.
  */
-#include "fs/daemon/lingering.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -94,8 +92,6 @@ void ht_lingering_begin(const char *source, const char *mountpoint)
     the.table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     the.stop = eventfd(0, EFD_CLOEXEC);
     the.running = the.table >= 0 && the.stop >= 0 && pthread_create(&the.thread, NULL, wait_and_report, NULL) == 0;
-    if (!the.running)
-        ht_debug("no event will report that another mount namespace keeps the mount: %s", strerror(errno));
 }
 
 void ht_lingering_end(void)

@@ -5,31 +5,15 @@
  * Up: devices, store, participants registered with it, replay, participants started, mount. Down in
  * reverse; whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "fs/ctl/ctl.h"
-#include "fs/daemon/daemon.h"
-#include "fs/daemon/dump.h"
-#include "fs/daemon/lingering.h"
-#include "fs/daemon/mountpoint.h"
-#include "fs/daemon/options.h"
-#include "fs/daemon/remount.h"
-#include "fs/daemon/shutdown.h"
-#include "fs/daemon/signals.h"
-#include "fs/fuse/session.h"
-#include "fs/ns/ns.h"
+#include "fs/daemon/daemon_priv.h"
 #include "fs/participants/participants.h"
-#include "optim/optim.h"
 #include "tiering/base/event.h"
-#include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
-#include <hitrain/limits.h>
 #include <hitrain/version.h>
 
 struct daemon {

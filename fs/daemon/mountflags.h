@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mountflags.h - the words of mount(8) that are flags of mount(2). Pure. */
-#ifndef HITRAIN_FS_DAEMON_MOUNTFLAGS_H
-#define HITRAIN_FS_DAEMON_MOUNTFLAGS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -20,5 +19,3 @@ unsigned long ht_mount_flags_of(const char *options);
 bool ht_mount_flag_at_start(const char *word);
 /* Flags that a new mount cannot have from the beginning: set them by mount(2) once it is there. */
 unsigned long ht_mount_flags_later(const struct ht_mount_flags *f);
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mountpoint.c - see mountpoint.h. */
-#include "fs/daemon/mountpoint.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
 #include <spawn.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>

@@ -4,9 +4,6 @@
 
 #include <getopt.h>
 #include <limits.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/log.h"
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options.h - the command line of hitrain. Pure: nothing is opened or looked up. */
-#ifndef HITRAIN_FS_DAEMON_OPTIONS_H
-#define HITRAIN_FS_DAEMON_OPTIONS_H
+#pragma once
 
 #include "fs/daemon/mountflags.h"
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/api/store.h"
 #include "tiering/sys/mem.h"
@@ -39,5 +37,3 @@ int ht_options_parse_fixed(const char *fixed, struct ht_options *out) HT_MUST_CH
 const char *ht_options_changed(const struct ht_options *in_force, const struct ht_options *asked);
 void ht_options_free(struct ht_options *o);
 void ht_options_usage(void);
-
-#endif

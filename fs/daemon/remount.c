@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* remount.c - see remount.h. The kernel's table has the flags in force, and the mount itself the daemon's options. */
-#include "fs/daemon/remount.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>

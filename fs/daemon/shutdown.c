@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shutdown.c - see shutdown.h.
- *
  * An end that waits for a device goes on when the device answers, as with any file system: a request cannot be taken
  * back, and until it is done its bytes may change on the device. A user who does not want to wait ends the process,
  * which is as good as a crash: synced content is there, and the device stays held until its last request has ended.
  */
-#include "fs/daemon/shutdown.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "fs/daemon/signals.h"
 #include "tiering/base/log.h"
 
 enum { LOOK_S = 1, REPORT_S = 5 };

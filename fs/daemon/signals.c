@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* signals.c - see signals.h. */
-#include "fs/daemon/signals.h"
+#include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -36,10 +33,8 @@ void ht_process_protect(void)
 {
     struct rlimit files;
 
-    if (write_setting("/proc/self/oom_score_adj", "-900"))
-        ht_debug("the OOM score stays as it is");
-    if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0))
-        ht_debug("PR_SET_IO_FLUSHER: %s", strerror(errno));
+    (void)!write_setting("/proc/self/oom_score_adj", "-900");
+    (void)prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);

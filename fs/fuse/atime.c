@@ -11,7 +11,6 @@
 #include "fs/fuse/fuse_priv.h"
 #include "tiering/sys/mounts.h"
 
-#include <fcntl.h>
 #include <mntent.h>
 #include <poll.h>
 #include <unistd.h>

@@ -7,8 +7,7 @@
  * threads run such requests, a few for each model root (job.c). Reads of bytes with a pending update wait without a
  * thread (parked.c).
  */
-#ifndef HITRAIN_FS_FUSE_FUSE_PRIV_H
-#define HITRAIN_FS_FUSE_FUSE_PRIV_H
+#pragma once
 
 #define FUSE_USE_VERSION FUSE_MAKE_VERSION(3, 17)
 #include <fuse_lowlevel.h>
@@ -371,5 +370,3 @@ HT_OF_STORE(readlink)
 HT_OF_STORE(statfs)
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);
-
-#endif

@@ -53,9 +53,6 @@
  */
 #include "fs/fuse/job_priv.h"
 
-#include <fcntl.h>
-#include <stdlib.h>
-
 #include "tiering/base/dump.h"
 #include "tiering/base/verify.h"
 

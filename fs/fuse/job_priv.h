@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* job_priv.h - the lanes of jobs, for job.c and what verifies them. */
-#ifndef HITRAIN_FS_FUSE_JOB_PRIV_H
-#define HITRAIN_FS_FUSE_JOB_PRIV_H
+#pragma once
 
 #include "fs/fuse/fuse_priv.h"
 
@@ -26,5 +25,3 @@ unsigned ht_job_lane_limit(const struct ht_job_lane *l);
 
 /* Asserts the invariants of job.c (tiering/base/verify.h). */
 void ht_job_verify(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS);
-
-#endif

@@ -2,7 +2,6 @@
 /* ops_attr.c - attributes, plain and extended, and figures of the whole file system. */
 #include "fs/fuse/fuse_priv.h"
 
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

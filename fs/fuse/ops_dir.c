@@ -15,8 +15,6 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
-#include <stdlib.h>
-
 enum { AFTER_DOT = 1, AFTER_DOTS = 2 };
 
 struct open_dir {

@@ -10,9 +10,7 @@
 #include "fs/fuse/fuse_priv.h"
 #include "tiering/base/lack.h"
 
-#include <fcntl.h>
 #include <linux/falloc.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 enum { COPY_BYTES_MAX = 256 << 20, LARGE_WRITE_BYTES = 512 << 10, AHEAD_BYTES_MAX = 16 << 20 };
@@ -334,9 +332,7 @@ static void adapt_chunks(struct ht_fuse *f, struct ht_open *o, size_t size)
 {
     if (size < LARGE_WRITE_BYTES || ht_obj_size(o->obj) > 0)
         return;
-    int rc = ht_obj_set_chunk_bytes(o->obj, ht_store_layout(f->store)->chunk_bytes);
-    if (rc)
-        ht_debug("inode %llu keeps its chunks: %s", (unsigned long long)o->ino, strerror(-rc));
+    (void)!ht_obj_set_chunk_bytes(o->obj, ht_store_layout(f->store)->chunk_bytes);
 }
 
 /*
@@ -353,9 +349,7 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
     ssize_t n = write_now(f, o, buf, size, off, true, out_error);
     if (*out_error == 0 || n < 0)
         return n;
-    int rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
-    if (rc)
-        ht_debug("inode %llu keeps a part of a write: %s", (unsigned long long)o->ino, strerror(-rc));
+    (void)!ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
     return *out_error;
 }
 

@@ -7,8 +7,6 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
-#include <hitrain/words.h>
-
 static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
 {
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;

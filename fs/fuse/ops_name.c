@@ -2,8 +2,6 @@
 /* ops_name.c - operations on names. Permissions were checked by the kernel (default_permissions). */
 #include "fs/fuse/fuse_priv.h"
 
-#include <stdio.h>
-
 /* The kernel may believe that a name is missing as long as it may believe one that is there. */
 static void reply_missing(fuse_req_t req)
 {

@@ -17,9 +17,6 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include "tiering/base/dump.h"
 
 enum { PARKED_AT_START = 64 };

@@ -20,10 +20,7 @@
 #include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
-#include <fcntl.h>
 #include <linux/capability.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>

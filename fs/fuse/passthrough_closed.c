@@ -15,10 +15,7 @@
  */
 #include "fs/fuse/passthrough_priv.h"
 
-#include <fcntl.h>
 #include <linux/fuse.h>
-#include <stdio.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -14,10 +14,6 @@
 #include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-
 static bool concerns(const struct ht_fuse *f, uint64_t ino)
 {
     return f->passthrough.share_bytes && ht_hidden_is_gradient(ino);

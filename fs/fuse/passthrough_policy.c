@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * passthrough_policy.c - see passthrough_policy.h.
- *
  * Passthrough is worth it for content that is read whole in every step, and for files that their owner wants in memory.
  * Where the DRAM tier lends the memory, others may have no use for it, and rely on reads that wait for updates: so the
  * opener asks. An inode has one mode while it is open, so a file that is open in the ordinary way stays ordinary. An

@@ -3,8 +3,7 @@
  * passthrough_policy.h - which opens of a file make the kernel get its pages (passthrough.c):
  * a decision, and nothing else.
  */
-#ifndef HITRAIN_FS_FUSE_PASSTHROUGH_POLICY_H
-#define HITRAIN_FS_FUSE_PASSTHROUGH_POLICY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ bool ht_passthrough_may_store(int flags);
  * program has it open for reading and writing, or had and may still map it.
  */
 bool ht_passthrough_may_resize(bool stores, uint64_t from_bytes, uint64_t to_bytes);
-
-#endif

@@ -3,11 +3,9 @@
  * passthrough_priv.h - the table (passthrough_table.c) that passthrough files (passthrough.c, passthrough_closed.c) and
  * passthrough gradients (passthrough_grad.c) share.
  */
-#ifndef HITRAIN_FS_FUSE_PASSTHROUGH_PRIV_H
-#define HITRAIN_FS_FUSE_PASSTHROUGH_PRIV_H
+#pragma once
 
 #include "fs/fuse/fuse_priv.h"
-#include "tiering/api/object.h"
 
 /*
  * An inode with open files, or an active one. Guarded by passthrough.lock; while it is busy it belongs to one thread,
@@ -75,5 +73,3 @@ bool ht_passthrough_closed_end_one(struct ht_fuse *f, const uint32_t *user);
 bool ht_passthrough_file_is_free(const struct ht_fuse *f, const struct ht_passthrough_file *e);
 /* If so, the file is ordinary from now on. */
 bool ht_passthrough_file_end(struct ht_fuse *f, struct ht_passthrough_file *e);
-
-#endif

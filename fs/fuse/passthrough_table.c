@@ -7,8 +7,6 @@
  */
 #include "fs/fuse/passthrough_priv.h"
 
-#include <stdlib.h>
-
 static struct ht_list *bucket(struct ht_fuse *f, uint64_t ino)
 {
     return &f->passthrough.files[ino * 0x9e3779b97f4a7c15ull >> 56];

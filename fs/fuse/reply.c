@@ -5,9 +5,6 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 /* Clients may ignore the result of a call. For writes ht_ctl_write_failed reports more. */
 static void report_full(fuse_req_t req, int rc)
 {

@@ -11,9 +11,6 @@
 #include "tiering/base/dump.h"
 #include "tiering/sys/mounts.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
@@ -39,10 +36,10 @@ static void raise_read_ahead(struct ht_fuse *f)
         return;
     snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", m.major, m.minor);
     fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, value, (size_t)n) != n)
-        ht_debug("read-ahead of the mount stays at its default: %s: %s", path, strerror(errno));
-    if (fd >= 0)
-        close(fd);
+    if (fd < 0)
+        return;
+    (void)!write(fd, value, (size_t)n);
+    close(fd);
 }
 
 void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)

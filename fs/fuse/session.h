@@ -5,10 +5,8 @@
  * new, mount, loop (returns when the mount has ended, for whatever reason), finish, free. Only stop may be called from
  * another thread at the same time.
  */
-#ifndef HITRAIN_FS_FUSE_SESSION_H
-#define HITRAIN_FS_FUSE_SESSION_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "fs/ctl/ctl.h"
 
 struct ht_fuse;
@@ -49,7 +47,4 @@ void ht_fuse_detach(struct ht_fuse *f);
 void ht_fuse_finish(struct ht_fuse *f);
 void ht_fuse_free(struct ht_fuse *f);
 /* Appends requests that wait, in threads and in queues (tiering/base/dump.h). Any thread, until ht_fuse_free. */
-struct ht_dump;
 void ht_fuse_dump(struct ht_fuse *f, struct ht_dump *d);
-
-#endif

@@ -21,7 +21,6 @@
 
 #include <linux/fuse.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #define HELD_NS 1000000000ull
@@ -234,8 +233,7 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
     if (held >= f->workers.count)
         want = f->threads + 2 * held;
     want = (unsigned)ht_min_u64(want, most(f));
-    if (grow(f, want))
-        ht_debug("no more threads that take requests");
+    (void)grow(f, want);
     count = f->workers.count;
     f->workers.surplus = count > want ? count - want : 0;
     atomic_store_explicit(&f->traffic->workers, count, memory_order_relaxed);

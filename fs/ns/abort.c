@@ -9,7 +9,6 @@
  * The hook that learns of stale caches runs without the lock. The transaction is still open, so no names change and no
  * inode leaves memory: the entries and shadows themselves describe the pending changes, and are freed after that.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"

@@ -10,8 +10,6 @@
 
 #include <unistd.h>
 
-#include "tiering/base/buf.h"
-
 enum { ACL_VERSION = 2, HEADER_BYTES = 4, ENTRY_BYTES = 8 };
 enum { TAG_USER_OBJ = 1, TAG_USER = 2, TAG_GROUP_OBJ = 4, TAG_GROUP = 8, TAG_MASK = 16, TAG_OTHER = 32 };
 

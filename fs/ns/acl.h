@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* acl.h - POSIX access control lists as bytes: pure functions. All except ht_ns_acl_valid take a valid list. */
-#ifndef HITRAIN_FS_NS_ACL_H
-#define HITRAIN_FS_NS_ACL_H
+#pragma once
 
 #include "fs/ns/ns.h"
 
@@ -17,5 +16,3 @@ uint32_t ht_ns_acl_inherit(void *value, size_t len, uint32_t mode);
 /* mask: R_OK W_OK X_OK. 0 or -EACCES. */
 int ht_ns_acl_permits(const void *value, size_t len, uint32_t uid, uint32_t gid, int mask, struct ht_cred cred,
                       const uint32_t *gids, size_t gid_count) HT_MUST_CHECK;
-
-#endif

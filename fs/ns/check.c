@@ -5,8 +5,6 @@
  */
 #include "fs/ns/ns_priv.h"
 
-#include <stdio.h>
-
 typedef unsigned long long ull;
 
 struct checking {

@@ -7,7 +7,6 @@
  */
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
-#include "fs/ns/ns_priv.h"
 #include "tiering/api/background.h"
 #include "tiering/base/log.h"
 

@@ -3,8 +3,7 @@
  * content.h - how long the content of a file stays in memory, and whether it is compressed: its attributes say so, and
  * the store does it.
  */
-#ifndef HITRAIN_FS_NS_CONTENT_H
-#define HITRAIN_FS_NS_CONTENT_H
+#pragma once
 
 #include "fs/ns/ns_priv.h"
 
@@ -15,5 +14,3 @@ bool ht_ns_is_of_content(const char *attribute);
 /* A directory is a model root now, or was one at the mount: the store hears which devices its content goes to. */
 void ht_ns_root_paths(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-
-#endif

@@ -9,7 +9,6 @@
  *
  * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (fs/ns/op.h).
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
@@ -17,9 +16,6 @@
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
 #include "tiering/api/background.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 /* One at a time, as transactions are. */
 struct ht_ns_copying {

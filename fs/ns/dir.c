@@ -12,8 +12,6 @@
  */
 #include "fs/ns/ns_priv.h"
 
-#include <stdlib.h>
-
 /* Cookies 1 and 2 are for the caller, which lists "." and "..". */
 enum { SLOTS_MIN = 8, SLOTS_LARGE = 4096, COOKIE_FIRST = 3, SAMPLES = 16 };
 

@@ -5,7 +5,6 @@
  * Per inode: its attributes, target, attributes by name, and the names that lead to it, all as published. Changes
  * between slices come with their own, later records.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 
 static void emit_inode(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_tx *tx)

@@ -5,11 +5,7 @@
  * The list is in the order of their numbers, which is that of their age. It is short: searching it is cheap beside what
  * the caller does.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 /* -------------------------------------------------------------------- list */
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kept.h - kept steps: their list (kept.c), and copies of model roots (copy.c). */
-#ifndef HITRAIN_FS_NS_KEPT_H
-#define HITRAIN_FS_NS_KEPT_H
+#pragma once
 
 #include "fs/ns/ns_priv.h"
-#include "tiering/base/list.h"
 #include "tiering/api/keep.h"
 
 /* A kept step, as the log has it. */
@@ -52,5 +50,3 @@ int ht_ns_copy(void *ctx, struct ht_copy *k);
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx);
 void ht_ns_copy_dropped(void *ctx, struct ht_copy *k);
 void ht_ns_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
-
-#endif

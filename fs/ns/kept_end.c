@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kept_end.c - the end of a kept step. Its inodes go at once; those in use are stale until the last reference. */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"

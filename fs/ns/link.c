@@ -6,7 +6,6 @@
  * the entry is taken out, so that all code may rely on the invariants in ns_priv.h, and remembered for fsck. A mount
  * for writing is then refused; a read-only one shows the whole part.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
@@ -15,8 +14,6 @@
 
 #include <ctype.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include "tiering/base/log.h"
 
 enum { PROBLEM_TEXT_BYTES = 512, PROBLEMS_REPORTED_MAX = 10, ROOT_MODE = S_IFDIR | 0755 };

@@ -10,9 +10,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 enum { LOST_FOUND_BYTES = 1024, FOLDER_MODE = 0700, FILE_MODE = S_IFREG | 0600 };
 typedef unsigned long long ull;
 

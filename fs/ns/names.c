@@ -5,7 +5,6 @@
  * Each is one operation (op.c): everything that can fail comes before the first change. A regular file gets its object
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"

@@ -5,14 +5,11 @@
  * The thread that releases the last reference deletes the inode, in a transaction of its own. If there can be no
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "tiering/base/dump.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include "tiering/base/event.h"
 
 enum { REAP_BYTES = 1024, USUAL_NAME_BYTES = 32, ROOT_MODE = S_IFDIR | 0755 };

@@ -17,11 +17,9 @@
  *
  * -ESTALE: there is no such inode (any more).
  */
-#ifndef HITRAIN_FS_NS_NS_H
-#define HITRAIN_FS_NS_NS_H
+#pragma once
 
 #include <sys/stat.h>
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
@@ -354,5 +352,3 @@ bool ht_ns_is_in_lost_found(struct ht_ns *ns, uint64_t ino);
 int ht_ns_lost_found_add(struct ht_ns *ns, uint64_t oid) HT_MUST_CHECK;
 /* For fsck: problems in published names, one call each (text names path and inode). Returns how many. */
 size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
-
-#endif

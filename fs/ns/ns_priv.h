@@ -31,8 +31,7 @@
  *  4. Everything that an abort brings back has its memory already: slots of directories, shadows.
  *  5. Log reserves follow memory: taken when a thing is made, given back when it is freed.
  */
-#ifndef HITRAIN_FS_NS_NS_PRIV_H
-#define HITRAIN_FS_NS_NS_PRIV_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -40,7 +39,6 @@
 #include "fs/ns/op.h"
 #include "fs/ns/records.h"
 #include "tiering/base/buckets.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/pool.h"
 #include "tiering/api/object.h"
@@ -383,5 +381,3 @@ int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
 void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...) HT_REQUIRES(HT_LOCK_NAMES) HT_PRINTF(3, 4);
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-
-#endif

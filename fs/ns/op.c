@@ -8,9 +8,6 @@
  */
 #include "fs/ns/ns_priv.h"
 
-#include <assert.h>
-#include <time.h>
-
 int64_t ht_ns_now(void)
 {
     struct timespec ts;

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* op.h - one change of names: a transaction, and within it the lock of names held for writing. */
-#ifndef HITRAIN_FS_NS_OP_H
-#define HITRAIN_FS_NS_OP_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/slice.h"
 
 struct ht_ns;
@@ -53,5 +50,3 @@ void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
  * caller outside of a transaction looks everything up again.
  */
 void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
-
-#endif

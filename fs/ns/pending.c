@@ -11,9 +11,6 @@
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 enum { ENTRIES_CAP_START = 64 };
 
 /* --------------------------------------------------------------- reserve */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pending.h - changes of names and attributes that wait for the publication of their root. */
-#ifndef HITRAIN_FS_NS_PENDING_H
-#define HITRAIN_FS_NS_PENDING_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -38,5 +37,3 @@ void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 /* It has another path below its root, or one more name: calls the hook for the files at or below it. */
 void ht_ns_report_renamed(const struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-
-#endif

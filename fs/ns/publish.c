@@ -26,8 +26,6 @@
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
 
-#include <stdlib.h>
-
 /* ----------------------------------------------------------- single things */
 
 static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)

@@ -7,9 +7,7 @@
  */
 #include "fs/ns/records.h"
 
-#include <assert.h>
 #include <sys/stat.h>
-#include "tiering/base/buf.h"
 #include "tiering/api/tx.h"
 #include <hitrain/words.h>
 

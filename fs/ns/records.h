@@ -18,8 +18,7 @@
  * So a change of names needs no INODE records beside it. Records may come in any order within a log: one may name an
  * inode whose INODE comes later. The model root of an inode is not stored: it follows from its directories.
  */
-#ifndef HITRAIN_FS_NS_RECORDS_H
-#define HITRAIN_FS_NS_RECORDS_H
+#pragma once
 
 #include "tiering/base/buf.h"
 #include <hitrain/format.h>
@@ -82,5 +81,3 @@ bool ht_ns_name_valid(const char *name, size_t len);
 bool ht_ns_type_valid(uint32_t type);
 /* A name for a kept step: 1 to HT_KEPT_NAME_MAX letters, digits and . _ : -, and no name of a directory. */
 bool ht_ns_kept_name_valid(const char *name, size_t len);
-
-#endif

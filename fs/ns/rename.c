@@ -12,8 +12,6 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
 
-#include <stdio.h>
-
 enum { RENAME_BYTES = 2048, WHITEOUT_BYTES = 1024 };
 
 struct renaming {

@@ -9,12 +9,10 @@
  *
  * Replay is single-threaded; the lock is held all the same, for the checks of tools.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 
 #include <linux/limits.h>
-#include <stdlib.h>
 
 static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
 {

@@ -14,15 +14,12 @@
  * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook, and
  * all loops over the files release it now and then (fs/ns/op.h). So readers of names may see both meanwhile.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/tree.h"
-
-#include <stdlib.h>
 
 /* An inode of the kept step, and the one that becomes it. */
 struct match {

@@ -7,16 +7,12 @@
  * content back with no lock held, tries again when a writer was faster, and gives up after some tries (-EBUSY). Objects
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 #include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
 #include "fs/ns/tree.h"
-
-#include <assert.h>
-#include <stdlib.h>
 
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
 

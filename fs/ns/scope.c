@@ -10,7 +10,6 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/scope.h"
 
-#include <stdlib.h>
 #include "tiering/base/event.h"
 
 enum { TRIES_MAX = 64, MOVE_BYTES = 4096 };

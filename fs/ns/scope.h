@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scope.h - moving the content of files from one scope of the store into another. */
-#ifndef HITRAIN_FS_NS_SCOPE_H
-#define HITRAIN_FS_NS_SCOPE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -27,5 +26,3 @@ int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_
  * that it belongs to. No lock held. WAITS.
  */
 int ht_ns_scope_settle(struct ht_ns *ns, int rc) HT_MUST_CHECK;
-
-#endif

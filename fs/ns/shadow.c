@@ -7,9 +7,6 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/shadow.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 enum { FREE_SHADOWS_MAX = 4096 };
 
 int ht_ns_shadow_reserve(struct ht_ns *ns, uint32_t count)

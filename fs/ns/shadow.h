@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shadow.h - the published attributes of an inode, kept while the current ones differ. */
-#ifndef HITRAIN_FS_NS_SHADOW_H
-#define HITRAIN_FS_NS_SHADOW_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/list.h"
 
 struct ht_ns;
@@ -36,5 +33,3 @@ void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w) HT_REQ
 
 /* Moves it to another scope's lists; the caller moves its object. */
 void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
-
-#endif

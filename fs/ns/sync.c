@@ -5,7 +5,6 @@
  * fsync always puts a record of its own. The log is in order, so when this record is durable, all earlier ones are, of
  * any thread: the names of this file, and the content that a background commit has just published.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 

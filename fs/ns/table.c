@@ -11,7 +11,6 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/shadow.h"
 
-#include <stdlib.h>
 #include "tiering/base/hash.h"
 #include "tiering/base/idhash.h"
 

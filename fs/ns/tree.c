@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tree.c - see tree.h. */
 #include "fs/ns/tree.h"
 
 #include "fs/ns/ns_priv.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tree.h - everything below a directory. */
-#ifndef HITRAIN_FS_NS_TREE_H
-#define HITRAIN_FS_NS_TREE_H
+#pragma once
 
 #include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 
 struct ht_ns;
 struct ht_ns_entry;
@@ -31,5 +29,3 @@ struct ht_ns_tree_walk {
 };
 const struct ht_ns_entry *ht_ns_tree_next(struct ht_ns *ns, struct ht_ns_tree_walk *w)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-
-#endif

@@ -6,14 +6,12 @@
  * the directory at creation, so that reading one returns the value in force. All others are bytes under a name. An
  * access list and the mode are kept in step.
  */
-#include "fs/ns/ns_priv.h"
 #include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
 #include <linux/limits.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 /* ----------------------------------------------------------------- words */

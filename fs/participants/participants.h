@@ -5,10 +5,8 @@
  * Order of life: ht_store_new, ht_participants_new, ht_store_mount, ht_participants_start; then ht_participants_free
  * and ht_store_close. One thread.
  */
-#ifndef HITRAIN_FS_PARTICIPANTS_PARTICIPANTS_H
-#define HITRAIN_FS_PARTICIPANTS_PARTICIPANTS_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/participant.h"
 
 #define HT_PARTICIPANT_INDEX(ID, name, first, last) HT_PARTICIPANT_##ID,
@@ -31,5 +29,3 @@ int ht_participants_new(struct ht_store *s, const struct ht_participants_setup *
 int ht_participants_start(struct ht_participants *p) HT_MUST_CHECK;
 /* Ends the store's threads, which call them; then the last one goes first. Also where some or all are NULL. */
 void ht_participants_free(struct ht_participants *p);
-
-#endif

@@ -6,8 +6,7 @@
  * effect: on programs that do not know the feature: REFUSES (they refuse the store), READS (they read it only),
  * IGNORES. since: the first version of hitrain that knows it.
  */
-#ifndef HITRAIN_FEATURES_H
-#define HITRAIN_FEATURES_H
+#pragma once
 
 /*    X(effect,  bit, name,          since,   text) */
 #define HT_FEATURES(X)                                                                                \
@@ -32,5 +31,3 @@ enum ht_feature_effect { HT_FEATURE_REFUSES, HT_FEATURE_READS, HT_FEATURE_IGNORE
         HT_FEATURE_WORD_REFUSES, HT_FEATURE_WORD_READS, HT_FEATURE_WORD_IGNORES \
     }
 enum { HT_FEATURE_NAME_MAX = 32, HT_FEATURE_SINCE_MAX = 16 };
-
-#endif

@@ -14,8 +14,7 @@
  *
  * Only codec files (super_codec.c, frame.c, records.c, master.c) touch these structs.
  */
-#ifndef HITRAIN_FORMAT_H
-#define HITRAIN_FORMAT_H
+#pragma once
 
 #include <assert.h>
 #include <stddef.h>
@@ -276,5 +275,3 @@ enum { HT_VAULT_URL_BYTES = 1024 }; /* with a NUL, which a record has not */
 
 /* class of an object */
 enum { HT_CLASS_DURABLE = 0, HT_CLASS_SCRATCH = 1 };
-
-#endif

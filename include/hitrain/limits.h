@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* limits.h - every bound in one place. */
-#ifndef HITRAIN_LIMITS_H
-#define HITRAIN_LIMITS_H
+#pragma once
 
 #define HT_BLOCK_BYTES 4096u            /* unit of allocation */
 #define HT_CHUNK_BYTES (1u << 20)       /* of tensors */
@@ -40,5 +39,3 @@
 #define HT_CLAIM_WAIT_MS 10000u /* how long a claim waits for an owner whose end locks cannot prove */
 #define HT_CAPACITY_ANSWER_S 10 /* the same for one of the class capacity */
 #define HT_DEVICE_ANSWER_S 30   /* default: a device whose oldest request is older does not answer */
-
-#endif

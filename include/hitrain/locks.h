@@ -9,8 +9,7 @@
  * Chunks are locked by their state under the store's lock (tiering/object/chunk.c): in (object, index) order,
  * before the store's lock and never together with a wait for staging buffers.
  */
-#ifndef HITRAIN_LOCKS_H
-#define HITRAIN_LOCKS_H
+#pragma once
 
 /*
  * LOCK(rank, the name in messages). From STAGING on they are leaves: under them a thread takes only locks further down.
@@ -59,5 +58,3 @@
 /* 0 is no rank. */
 enum ht_lock_rank { HT_LOCK_UNRANKED, HT_LOCKS(HT_LOCK_RANK) HT_LOCK_RANKS };
 #undef HT_LOCK_RANK
-
-#endif

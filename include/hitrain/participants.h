@@ -6,11 +6,8 @@
  * another one. The constant ht_participant_name says how to make it (tiering/api/participant.h). The daemon,
  * hitrain-fsck and the tests take all of them from here (fs/participants).
  */
-#ifndef HITRAIN_PARTICIPANTS_H
-#define HITRAIN_PARTICIPANTS_H
+#pragma once
 
 #define HT_PARTICIPANTS(PARTICIPANT)                   \
     PARTICIPANT(NS, ns, 32, 47)     /* fs/ns: names */ \
     PARTICIPANT(OPT, optim, 48, 63) /* optim: model roots, parameters */
-
-#endif

@@ -3,8 +3,7 @@
  * redo.h - .hitrain/redo/STEP: a logged step as a file. The header is followed by the summary (struct ht_disk_redo in
  * format.h) and by the bytes of the gradients, in which its pieces have places. docs/vault-format.md describes it.
  */
-#ifndef HITRAIN_REDO_H
-#define HITRAIN_REDO_H
+#pragma once
 
 #include <hitrain/format.h>
 
@@ -21,5 +20,3 @@ struct ht_redo_file {
     uint8_t pad2[16];       /* 48 zero */
 };
 static_assert(sizeof(struct ht_redo_file) == 64, "as read by clients");
-
-#endif

@@ -8,8 +8,7 @@
  *
  * Elements that are not named have the gradient zero. Nothing comes after the values.
  */
-#ifndef HITRAIN_TOPK_H
-#define HITRAIN_TOPK_H
+#pragma once
 
 #include <assert.h>
 #include <hitrain/format.h>
@@ -28,5 +27,3 @@ struct ht_topk_header {
 };
 static_assert(sizeof(struct ht_topk_header) == 32, "as written by clients");
 static_assert(offsetof(struct ht_topk_header, count) == 24, "as written by clients");
-
-#endif

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* version.h - the version that every program prints. */
-#ifndef HITRAIN_VERSION_H
-#define HITRAIN_VERSION_H
+#pragma once
 
 #define HT_VERSION "0.1.0"
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* words.h - the fixed words of the interface: attribute names, hidden files, sockets, dtypes. */
-#ifndef HITRAIN_WORDS_H
-#define HITRAIN_WORDS_H
+#pragma once
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -148,5 +147,3 @@ static inline uint8_t ht_dtype_trained_bytes(uint8_t dtype)
         return 0;
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* features.h - the feature bits of a store and their names. Reads the superblock without holding the device. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_FEATURES_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_FEATURES_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/features.h>
@@ -39,5 +38,3 @@ bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect 
 int ht_features_read(const char *path, struct ht_store_features *out) HT_MUST_CHECK;
 /* Bits that this program does not know. */
 uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_effect effect);
-
-#endif

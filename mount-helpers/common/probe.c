@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* probe.c - see probe.h. */
 #include "mount-helpers/common/probe.h"
 #include "tiering/sys/nvme_namespace.h"
 
 #include <blkid/blkid.h>
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 

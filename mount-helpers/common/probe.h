@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* probe.h - detects content that a device holds already. The only file pair that knows libblkid. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_PROBE_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_PROBE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -14,5 +13,3 @@ enum { HT_PROBE_TEXT_MAX = 160 };
 int ht_probe(const char *path, char text[HT_PROBE_TEXT_MAX]) HT_MUST_CHECK;
 /* Erases the signatures that ht_probe recognises, so that no program takes the device for its former content. */
 int ht_probe_wipe(const char *path) HT_MUST_CHECK;
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* progress.h - the progress of long work, on stderr. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_PROGRESS_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_PROGRESS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -16,5 +15,3 @@ void ht_progress_add(struct ht_progress *p, uint64_t bytes);
 /* Removes the bar, for a message or for good. */
 void ht_progress_clear(struct ht_progress *p);
 void ht_progress_end(struct ht_progress *p);
-
-#endif

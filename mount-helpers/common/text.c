@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c - see text.h. */
 #include "mount-helpers/common/text.h"
 
 #include <hitrain/version.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* text.h - small pieces of text that several programs print. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
+#pragma once
 
 #include <getopt.h>
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };
@@ -29,5 +27,3 @@ void ht_print_usage_error(const char *why, const char *help_command);
 int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong);
 /* For getopt_long: --help as -h, and --version as -V. */
 extern const struct option ht_help_and_version[];
-
-#endif

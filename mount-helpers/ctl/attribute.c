@@ -2,8 +2,6 @@
 /* attribute.c - extended attributes of the daemon, and the meaning of their absence. */
 #include "mount-helpers/ctl/ctl.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 #include "tiering/base/log.h"
@@ -38,13 +36,6 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
     }
     free(m);
     return rc;
-}
-
-int ht_cmd_check_mount(const char *path)
-{
-    char point[PATH_MAX];
-
-    return ht_cmd_mount_point(path, point);
 }
 
 static ssize_t get(const char *path, const char *name, char **out_text)

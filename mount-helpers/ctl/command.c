@@ -3,7 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include <hitrain/words.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ctl.h - the common part of the commands of hitrainctl. */
-#ifndef HITRAIN_MOUNT_HELPERS_CTL_CTL_H
-#define HITRAIN_MOUNT_HELPERS_CTL_CTL_H
+#pragma once
 
 #include <limits.h>
 #include "tiering/base/log.h"
@@ -11,6 +10,7 @@ enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
 struct ht_cmd_options {
     const char *command;
+    const char *point; /* where the store of the path is mounted; of commands that are for a mount */
     bool help, version;
     const char *verb;   /* scrub, background, trace: the action */
     const char *engine; /* background: the only one; NULL: all */
@@ -38,7 +38,7 @@ struct ht_cmd_options {
     const char *dtype, *optimizer;          /* or NULL */
 };
 
-/* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
+/* Each command in its own file. Returns an exit code, and prints errors. */
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
@@ -92,9 +92,7 @@ uint64_t ht_cmd_number(const struct ht_cmd_line *l, const char *key);
  * unless quiet, among them that the path is not on a hitrain mount.
  */
 int ht_cmd_attribute(const char *path, const char *word, bool quiet, char **out_text) HT_MUST_CHECK;
-/* 0 if path lies on a hitrain mount; else prints the reason. */
-int ht_cmd_check_mount(const char *path) HT_MUST_CHECK;
-/* The same, and the place of that mount. */
+/* The place of the hitrain mount that path lies on. -errno: it is on none; prints the reason. */
 int ht_cmd_mount_point(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 /*
  * Has the daemon of the mount at point run a line of .hitrain/ctl. Returns 0 or -errno, and prints the error with path.
@@ -102,5 +100,3 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 int ht_cmd_command(const char *path, const char *point, const char *line) HT_MUST_CHECK;
 /* Reports why a path of a mount cannot be used; returns err. */
 int ht_cmd_explain(const char *path, int err);
-
-#endif

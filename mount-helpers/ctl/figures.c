@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/figures.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* figures.h - the counters of a mounted store, by name: the lines of the attribute stats, and texts of hidden files. */
-#ifndef HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
-#define HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
+#pragma once
 
 #include <sys/types.h>
 #include "mount-helpers/ctl/ctl.h"
@@ -29,5 +28,3 @@ uint64_t ht_figure(const struct ht_figures *f, const char *word);
 int ht_hidden_text(const char *point, const char *name, char **out_text) HT_MUST_CHECK;
 /* Makes or replaces a file. Its readers see the old content or the new one, whole. */
 int ht_file_replace(const char *path, const void *data, size_t len, mode_t mode) HT_MUST_CHECK;
-
-#endif

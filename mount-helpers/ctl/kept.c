@@ -4,8 +4,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -91,10 +89,9 @@ static int kept_open(const char *root, const char *name)
 static int command(const char *root, const char *verb, const char *name)
 {
     char line[PATH_MAX];
-    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL;
 
-    if (rc < 0)
-        return rc;
+    if (!is_name(root, name))
+        return -EINVAL;
     snprintf(line, sizeof(line), "%s %s", verb, name);
     return ht_cmd_command(root, root, line);
 }
@@ -151,10 +148,8 @@ static int report_kept(const char *root, const struct ht_cmd_options *o, const c
 int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o)
 {
     const char *name = o->words[0];
-    int rc = ht_cmd_check_mount(path);
+    int rc = name ? command(path, "snapshot", name) : ht_cmd_command(path, path, "snapshot");
 
-    if (rc == 0)
-        rc = name ? command(path, "snapshot", name) : ht_cmd_command(path, path, "snapshot");
     return rc < 0 ? HT_CMD_FAILED : report_kept(path, o, "kept", name);
 }
 
@@ -252,7 +247,7 @@ static int kept_clone_at(const char *root, const char *name, int dir, const char
 /* The directory of path, open; as: the name in it. A descriptor, or -errno with a message printed. */
 static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1])
 {
-    char folder[PATH_MAX];
+    char folder[PATH_MAX], point[PATH_MAX];
     struct stat own, other;
     size_t len = strlen(path), begin;
 
@@ -277,7 +272,7 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
     if (own.st_dev == other.st_dev)
         return dir;
     close(dir);
-    if (ht_cmd_check_mount(folder) == 0)
+    if (ht_cmd_mount_point(folder, point) == 0)
         ht_error("%s is in another store than %s: a step goes there with archive and restore", folder, root);
     return -EXDEV;
 }
@@ -285,14 +280,11 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
 static int clone_as(const char *root, const char *name, const char *path)
 {
     char as[NAME_MAX + 1];
-    int rc = is_name(root, name) ? ht_cmd_check_mount(root) : -EINVAL, dir;
+    int dir = is_name(root, name) ? open_folder(root, path, as) : -EINVAL;
 
-    if (rc < 0)
-        return rc;
-    dir = open_folder(root, path, as);
     if (dir < 0)
         return dir;
-    rc = kept_clone_at(root, name, dir, as, path);
+    int rc = kept_clone_at(root, name, dir, as, path);
     close(dir);
     return rc;
 }

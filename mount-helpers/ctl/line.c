@@ -7,8 +7,6 @@
  */
 #include "mount-helpers/ctl/ctl.h"
 
-#include <stdlib.h>
-
 /* The four digits at p, or -1. */
 static int hex_value(const char *p)
 {

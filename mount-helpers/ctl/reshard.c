@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fts.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/xattr.h>
 
 #include "mount-helpers/common/text.h"
@@ -151,19 +149,16 @@ static void print(const char *root, const struct change *c, const char *text, bo
 
 int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o)
 {
-    struct change *c = calloc(1, sizeof(*c));
     char text[HT_SHARDS_TEXT_MAX] = "";
-    int rc = c ? ht_cmd_check_mount(path) : -ENOMEM;
 
-    if (!c)
-        ht_error("%s: not enough memory", path);
-    if (rc == 0 && !o->to) {
+    if (!o->to) {
         ht_error("reshard: --to=R is needed: the number of ranks");
-        free(c);
         return HT_CMD_USAGE;
     }
-    if (rc == 0)
-        rc = next_table(path, o, c);
+    struct change *c = calloc(1, sizeof(*c));
+    int rc = c ? next_table(path, o, c) : -ENOMEM;
+    if (!c)
+        ht_error("%s: not enough memory", path);
     if (rc == 0)
         rc = add_all(c, path);
     if (rc == 0) {

@@ -6,8 +6,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -44,13 +42,10 @@ static int command(const char *path, const char *dir, const char *line)
 /* The command for a directory; for a file: with its name, in its directory. */
 int ht_cmd_parameter(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX], line[PATH_MAX + 32], *whole, *name;
+    char line[PATH_MAX + 32], *whole = realpath(path, NULL), *name;
     struct stat st;
     int rc;
 
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
-    whole = realpath(path, NULL);
     if (!whole || stat(whole, &st) != 0) {
         free(whole);
         ht_cmd_explain(path, -errno);
@@ -125,7 +120,7 @@ static int send_verb(const char *path, const struct ht_cmd_options *o, const cha
 
 static int steer(const char *path, const struct ht_cmd_options *o, const char *verb, const char *done)
 {
-    if (ht_cmd_check_mount(path) < 0 || send_verb(path, o, verb) < 0)
+    if (send_verb(path, o, verb) < 0)
         return HT_CMD_FAILED;
     report_steps(path, o, done, true, -1);
     return HT_CMD_OK;
@@ -183,9 +178,8 @@ static int commit(int fd, bool whole_mount)
 
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
 {
-    if (ht_cmd_check_mount(path) < 0)
-        return HT_CMD_FAILED;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
     if (fd < 0) {
         ht_error("%s: %s", path,
                  errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
@@ -233,18 +227,15 @@ static const char *below(const char *path, const char *point)
 
 int ht_cmd_move(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX], line[PATH_MAX + 32];
+    char line[PATH_MAX + 32], *whole = realpath(path, NULL);
+    const char *rest = whole ? below(whole, o->point) : NULL;
 
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
-    char *whole = realpath(path, NULL);
-    const char *rest = whole ? below(whole, point) : NULL;
     if (!rest) {
         free(whole);
         return HT_CMD_FAILED;
     }
     snprintf(line, sizeof(line), "%s %s", o->command, rest);
     free(whole);
-    int rc = ht_cmd_command(path, point, line);
+    int rc = ht_cmd_command(path, o->point, line);
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

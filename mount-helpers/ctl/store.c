@@ -2,9 +2,6 @@
 /* store.c - commands for the whole store: `hitrainctl scrub` and `hitrainctl trim`. */
 #include "mount-helpers/ctl/figures.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "mount-helpers/common/text.h"
 #include "tiering/base/json.h"
 
@@ -77,17 +74,15 @@ static void put_scrub_json(const char *point, const struct ht_figures *f)
 
 int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX], line[32];
+    char line[32];
     struct ht_figures f;
 
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
     snprintf(line, sizeof(line), "scrub %s", o->verb);
-    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, point, line) < 0)
+    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, o->point, line) < 0)
         return HT_CMD_FAILED;
-    if (ht_figures_read(point, &f) < 0)
+    if (ht_figures_read(o->point, &f) < 0)
         return HT_CMD_FAILED;
-    (o->json ? put_scrub_json : put_scrub)(point, &f);
+    (o->json ? put_scrub_json : put_scrub)(o->point, &f);
     ht_figures_free(&f);
     return HT_CMD_OK;
 }
@@ -110,21 +105,20 @@ static int discarded(const char *point, uint64_t *out)
 
 int ht_cmd_trim(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX];
     uint64_t before, after;
 
-    if (ht_cmd_mount_point(path, point) < 0 || discarded(point, &before) < 0 ||
-        ht_cmd_command(path, point, "trim") < 0 || discarded(point, &after) < 0)
+    if (discarded(o->point, &before) < 0 || ht_cmd_command(path, o->point, "trim") < 0 ||
+        discarded(o->point, &after) < 0)
         return HT_CMD_FAILED;
     if (o->json) {
         struct ht_json j;
         ht_json_init(&j, stdout);
         ht_json_object(&j, NULL);
-        ht_json_str(&j, "mount", point);
+        ht_json_str(&j, "mount", o->point);
         ht_json_u64(&j, "discarded_bytes", after - before);
         ht_json_end(&j);
     } else {
-        printf("%s: %s discarded\n", point, ht_size_text(after - before));
+        printf("%s: %s discarded\n", o->point, ht_size_text(after - before));
     }
     return HT_CMD_OK;
 }

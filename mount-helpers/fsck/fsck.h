@@ -14,11 +14,8 @@
  * cannot go on. One thread. fsck writes copies of the superblock anew at once; it changes nothing else before all
  * passes have ended.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
-#define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
+#pragma once
 
-#include <stdio.h>
-#include "tiering/base/base.h"
 #include "tiering/sys/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"
@@ -234,7 +231,6 @@ void ht_fsck_sum_up(struct ht_fsck *f);
 /* For --json with repair: all problems, each with its outcome. */
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
 void ht_fsck_reported_free(struct ht_fsck *f);
-const char *ht_fsck_code_name(enum ht_fsck_code code);
 
 /* ----------------------------------------------------------------- passes */
 
@@ -302,5 +298,3 @@ void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *b
 void ht_fsck_list_extents(struct ht_fsck *f);
 /* The last line or, with --json, everything after the problems. */
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status);
-
-#endif

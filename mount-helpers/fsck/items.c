@@ -2,8 +2,6 @@
 /* items.c - the list of stored chunks and of their owners: 48 bytes each, one for every owner of shared content. */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/log.h"
 #include "tiering/codec/codec.h"
 #include "tiering/api/check.h"

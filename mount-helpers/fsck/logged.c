@@ -7,8 +7,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "mount-helpers/common/text.h"
 
 typedef unsigned long long ull;

@@ -7,8 +7,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/log.h"
 
 typedef unsigned long long ull;

@@ -5,8 +5,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/log.h"
 #include "tiering/api/check.h"
 #include "mount-helpers/common/text.h"

@@ -8,8 +8,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/log.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"

@@ -13,8 +13,6 @@
 #include "mount-helpers/fsck/fsck.h"
 #include "mount-helpers/common/progress.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/codec/frame.h"

@@ -3,7 +3,6 @@
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdarg.h>
-#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 
@@ -33,11 +32,6 @@ static const struct row {
     HT_FSCK_PROBLEMS(ROW)
 #undef ROW
 };
-
-const char *ht_fsck_code_name(enum ht_fsck_code code)
-{
-    return table[code].code;
-}
 
 /* -------------------------------------------------------------------- json */
 

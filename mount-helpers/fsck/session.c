@@ -2,8 +2,6 @@
 /* session.c - opens devices and store as the daemon does, but without threads, and leaves out senseless records. */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/log.h"
 
 /* The least the store takes: fsck reads chunks past it. */

@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 
@@ -152,6 +150,7 @@ static const struct command {
     enum paths paths;
     uint64_t options;
     const char *help;
+    bool anywhere; /* its path need not lie on a mount */
 } commands[] = {
     {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
@@ -172,7 +171,8 @@ static const struct command {
     {"features", "PATH|DEVICE [--json | --udev]", NULL, ht_cmd_features, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_UDEV),
      "Prints the version of the format of a mounted store, or of a device or file of a store, and the features that it uses.\n"
      "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"
-     "  --udev           type, UUID and label instead, as udev's rules import them\n"},
+     "  --udev           type, UUID and label instead, as udev's rules import them\n",
+     .anywhere = true},
     {"size", "--params=N [--dtype=DTYPE] [--optimizer=WORDS] [--retain=N] [--redo=N] [--tensors=N] [--json]", NULL,
      ht_cmd_size, NONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_PARAMS) | OPT_BIT(OPT_TENSORS) | OPT_BIT(OPT_DTYPE) | OPT_BIT(OPT_OPTIMIZER) |
@@ -184,10 +184,12 @@ static const struct command {
      "  --optimizer=WORDS  as in the attribute optimizer (adamw)\n"
      "  --retain=N         kept steps\n"
      "  --redo=N           logged steps, with every N-th in full\n"
-     "  --tensors=N        tensors of the model (1000; fewer if it is small)\n"},
+     "  --tensors=N        tensors of the model (1000; fewer if it is small)\n",
+     .anywhere = true},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
-     "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
+     "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n",
+     .anywhere = true},
     {"device", "PATH [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
      "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
      "and how many requests succeeded and failed.\n\n"},
@@ -219,7 +221,8 @@ static const struct command {
     {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, ONE, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
-     "For root.\n\n"},
+     "For root.\n\n",
+     .anywhere = true},
     {"roots", "PATH [--json]", NULL, ht_cmd_show, ONE, OPT_BIT(OPT_JSON),
      "Prints the model roots of the store that PATH lies on, if you could find them: finished and durable steps,\n"
      "whether one is open, parameters with state, the last step's gradient norm, and the holder of a claim.\n\n"},
@@ -406,14 +409,24 @@ static bool takes_verb(const struct command *command, const char *word)
     return false;
 }
 
-static int run_command(const struct command *command, char **paths, const struct ht_cmd_options *o)
+static int run_on(const struct command *command, const char *path, struct ht_cmd_options *o)
+{
+    static char point[PATH_MAX];
+
+    if (!command->anywhere && ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
+    o->point = point;
+    return command->run(path, o);
+}
+
+static int run_command(const struct command *command, char **paths, struct ht_cmd_options *o)
 {
     int status = HT_CMD_OK;
 
     if (!*paths || command->paths >= ROOT_NAME) /* of none or one */
-        return command->run(*paths, o);
+        return run_on(command, *paths, o);
     for (; *paths; paths++) {
-        int one = command->run(*paths, o);
+        int one = run_on(command, *paths, o);
         if (one != HT_CMD_OK)
             status = one;
     }

@@ -5,8 +5,7 @@
  * Files below /proc and /sys are read through `root`, so that tests can show other machines. A check that cannot read
  * what it needs finds nothing.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_LOOK_DOCTOR_H
-#define HITRAIN_MOUNT_HELPERS_LOOK_DOCTOR_H
+#pragma once
 
 #include "mount-helpers/ctl/figures.h"
 #include "tiering/sys/mounts.h"
@@ -60,5 +59,3 @@ void ht_doctor_members(struct ht_doctor *d, const char *source, const struct ht_
 void ht_doctor_events(struct ht_doctor *d, char *text, uint64_t now_ns);
 /* All of a mount that answers, and its devices. */
 void ht_doctor_mount(struct ht_doctor *d, const struct ht_mount_entry *m);
-
-#endif

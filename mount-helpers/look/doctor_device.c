@@ -7,8 +7,6 @@
 
 #include <linux/magic.h>
 #include <mntent.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/sysmacros.h>

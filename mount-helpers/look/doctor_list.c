@@ -3,8 +3,6 @@
 #include "mount-helpers/look/doctor.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/files.h"

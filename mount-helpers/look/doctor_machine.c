@@ -2,9 +2,6 @@
 /* doctor_machine.c - checks of the kernel, its limits, memory and the clock. See doctor.h. */
 #include "mount-helpers/look/doctor.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/timex.h>
 #include <time.h>

@@ -2,12 +2,8 @@
 /* doctor_mount.c - checks of a mounted store by its own figures, devices and events. See doctor.h. */
 #include "mount-helpers/look/doctor.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/look/show.h"
-#include "tiering/base/base.h"
 #include "tiering/sys/holder.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>

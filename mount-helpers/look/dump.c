@@ -7,8 +7,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>

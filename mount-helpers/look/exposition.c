@@ -2,9 +2,6 @@
 /* exposition.c - see exposition.h. No input and output here, so that tests need no socket. */
 #include "mount-helpers/look/exposition.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 /* ---------------------------------------------------------------- text format */
 
 struct family {

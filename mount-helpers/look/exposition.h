@@ -3,8 +3,7 @@
  * exposition.h - the two forms of metrics that monitoring reads. The daemon writes OpenMetrics; programs that know only
  * Prometheus' text format refuse some of its types.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_LOOK_EXPOSITION_H
-#define HITRAIN_MOUNT_HELPERS_LOOK_EXPOSITION_H
+#pragma once
 
 #include "tiering/base/buf.h"
 
@@ -16,5 +15,3 @@ enum ht_http_answer { HT_HTTP_METRICS, HT_HTTP_OPENMETRICS, HT_HTTP_INDEX, HT_HT
 enum ht_http_answer ht_http_parse(const char *request, bool *out_head);
 /* "127.0.0.1:9469", "[::1]:0", ":9469" (loopback). False: it is no address with a port. */
 bool ht_http_address(const char *text, char host[64], char port[8]);
-
-#endif

@@ -3,8 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <blkid/blkid.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "mount-helpers/common/features.h"

@@ -10,8 +10,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -215,15 +213,11 @@ static int serve_metrics(const char *point, const char *listen_at)
 
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX];
-
     if (o->listen && (o->textfile || o->watch_s > 0)) {
         ht_error("--listen goes with neither --textfile nor --watch");
         return HT_CMD_USAGE;
     }
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
     if (o->listen)
-        return serve_metrics(point, o->listen);
-    return put_again(point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;
+        return serve_metrics(o->point, o->listen);
+    return put_again(o->point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

@@ -9,8 +9,6 @@
 #include "mount-helpers/look/show.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -213,8 +211,6 @@ static int print_tables(struct reader *r)
 int ht_cmd_show(const char *path, const struct ht_cmd_options *o)
 {
     struct reader *r = calloc(1, sizeof(*r));
-    char point[PATH_MAX];
-    int status = HT_CMD_FAILED;
 
     if (!r) {
         ht_error("%s: %s", path, strerror(ENOMEM));
@@ -226,10 +222,8 @@ int ht_cmd_show(const char *path, const struct ht_cmd_options *o)
     r->as_json = o->json || (o->verb && strcmp(o->verb, "save") == 0);
     r->after = o->since;
     r->colours = colours();
-    if (ht_cmd_mount_point(path, point) == 0) {
-        r->folder = r->show->of_root ? path : point;
-        status = print_tables(r);
-    }
+    r->folder = r->show->of_root ? path : o->point;
+    int status = print_tables(r);
     free(r);
     return status;
 }
@@ -237,12 +231,10 @@ int ht_cmd_show(const char *path, const struct ht_cmd_options *o)
 /* Pauses engines, or lets them go on; then shows them. */
 int ht_cmd_background(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX], line[128];
+    char line[128];
 
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
     snprintf(line, sizeof(line), "background %s%s%s", o->verb, o->engine ? " engine=" : "", o->engine ? o->engine : "");
-    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, point, line) < 0)
+    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, o->point, line) < 0)
         return HT_CMD_FAILED;
     return ht_cmd_show(path, o);
 }

@@ -3,10 +3,8 @@
  * show.h - the commands that print a hidden file of JSON Lines: `hitrainctl device`, `events`, `roots`, `steps`,
  * `trace`, and the state of `background`.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_LOOK_SHOW_H
-#define HITRAIN_MOUNT_HELPERS_LOOK_SHOW_H
+#pragma once
 
-#include <stdio.h>
 #include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/json.h"
 
@@ -35,7 +33,5 @@ void ht_show_head(const struct ht_column *table);
 void ht_show_line(const struct ht_column *table, bool colours, const struct ht_cmd_line *l);
 /* keys: as of a command. */
 void ht_show_json(struct ht_json *j, const char *const *keys, const struct ht_cmd_line *l);
-/* HT_LOG_DEBUG: it has none. */
+/* HT_LOG_LEVELS: it has none. */
 enum ht_log_level ht_show_level(const struct ht_cmd_line *l);
-
-#endif

@@ -5,7 +5,6 @@
  */
 #include "mount-helpers/look/show.h"
 
-#include <stdlib.h>
 #include <time.h>
 
 #include "mount-helpers/common/text.h"
@@ -260,10 +259,10 @@ const struct ht_show *ht_show_find(const char *command)
 
 enum ht_log_level ht_show_level(const struct ht_cmd_line *l)
 {
-    for (enum ht_log_level level = HT_LOG_ERROR; level < HT_LOG_DEBUG; level++)
+    for (enum ht_log_level level = HT_LOG_ERROR; level < HT_LOG_LEVELS; level++)
         if (strcmp(ht_log_level_word(level), ht_cmd_value(l, "level")) == 0)
             return level;
-    return HT_LOG_DEBUG;
+    return HT_LOG_LEVELS;
 }
 
 static bool is_one_of(const char *const *keys, const char *key)

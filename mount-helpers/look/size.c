@@ -3,7 +3,6 @@
 #include "mount-helpers/ctl/ctl.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "optim/rules/need.h"
 #include <hitrain/words.h>

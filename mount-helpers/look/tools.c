@@ -3,8 +3,6 @@
  * tools.c - the commands that are programs in Python: `hitrainctl report` and `plan`, which draw (mount-helpers/tools),
  * and those that read and write vaults (mount-helpers/vault). This finds the mount, and what only C knows.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/features.h"
@@ -85,11 +83,7 @@ int ht_cmd_steps(const char *path, const struct ht_cmd_options *o)
 
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o)
 {
-    char point[PATH_MAX];
-
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
-    return run_tool((const char *const[]){"plan", point, o->json ? "json" : "table", o->svg ? o->svg : "", NULL});
+    return run_tool((const char *const[]){"plan", o->point, o->json ? "json" : "table", o->svg ? o->svg : "", NULL});
 }
 
 /* ------------------------------------------------------------------- report */
@@ -120,17 +114,16 @@ int ht_cmd_report(const char *path, const struct ht_cmd_options *o)
 {
     struct settings s = {0};
     struct ht_mount_entry m;
-    char point[PATH_MAX];
 
     if (!o->output) {
         ht_error("expected -o and the name of the page, as in -o report.html");
         return HT_CMD_USAGE;
     }
-    if (ht_cmd_mount_point(path, point) < 0 || ht_mount_at(point, &m) < 0)
+    if (ht_mount_at(o->point, &m) < 0)
         return HT_CMD_FAILED;
     find_settings(m.source, &s);
     snprintf(s.source, sizeof(s.source), "source=%s", m.source);
     snprintf(s.mount, sizeof(s.mount), "mount=%s", m.super_options);
-    return run_tool((const char *const[]){"report", HT_VERSION, point, o->output, o->loss ? o->loss : "", s.source,
+    return run_tool((const char *const[]){"report", HT_VERSION, o->point, o->output, o->loss ? o->loss : "", s.source,
                                           s.store, s.label, s.format, s.daemon, s.mount, NULL});
 }

@@ -11,8 +11,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
@@ -272,12 +270,9 @@ static int run_top(struct top *t)
 
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
 {
-    static char point[PATH_MAX];
     struct top t = {.o = o, .out = HT_BUF_INIT};
 
-    if (ht_cmd_mount_point(path, point) < 0)
-        return HT_CMD_FAILED;
-    t.v.point = point;
+    t.v.point = o->point;
     t.v.interval_s = o->watch_s > 0 ? o->watch_s : 1;
     t.ring = calloc(HISTORY + 1, sizeof(*t.ring));
     int rc = t.ring ? start_reader(&t) : -ENOMEM;
@@ -288,7 +283,7 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
         end_terminal(&t);
     }
     if (rc < 0)
-        ht_cmd_explain(point, rc);
+        ht_cmd_explain(o->point, rc);
     ht_buf_free(&t.out);
     /* The thread may still fill its sample: it ends with the process, and so does the ring. */
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;

@@ -5,8 +5,7 @@
  * A sample is the attribute stats of the mount's root and its .hitrain/devices, roots and background, read one after
  * the other, so its figures have about the same time.
  */
-#ifndef HITRAIN_MOUNT_HELPERS_LOOK_TOP_H
-#define HITRAIN_MOUNT_HELPERS_LOOK_TOP_H
+#pragma once
 
 #include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/buf.h"
@@ -110,5 +109,3 @@ void ht_top_frame(const struct ht_top_view *v, const struct ht_top_sample *now, 
 /* The same as one object of JSON, on stdout. */
 void ht_top_json(const struct ht_top_view *v, const struct ht_top_sample *now, const struct ht_top_sample *before,
                  const struct ht_top_sample *base, bool in_lines);
-
-#endif

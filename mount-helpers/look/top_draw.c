@@ -8,8 +8,6 @@
 #include "mount-helpers/look/top.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 #include "tiering/base/json.h"

@@ -2,9 +2,6 @@
 /* top_sample.c - reads the figures that `hitrainctl top` shows. See top.h. */
 #include "mount-helpers/look/top.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "mount-helpers/ctl/figures.h"
 
 #define WORD(name, word) word,

@@ -5,8 +5,6 @@
  */
 #include "mount-helpers/mkfs/mkfs.h"
 
-#include <stdio.h>
-
 #include "tiering/base/log.h"
 #include "tiering/space/claim.h"
 #include "tiering/space/members.h"

@@ -5,15 +5,11 @@
  * It checks and holds all devices before it changes the first one.
  */
 #include <getopt.h>
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/stdio_fds.h"
 #include "optim/rules/need.h"
 #include "tiering/space/claim.h"
-#include "tiering/space/super.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mkfs/mkfs.h"
 #include <hitrain/words.h>

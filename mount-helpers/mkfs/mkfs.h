@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mkfs.h - the common part of the files of mkfs.hitrain. */
-#ifndef HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
-#define HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
@@ -50,5 +48,3 @@ int ht_mkfs_verify(struct ht_dev *dev, const struct ht_super *sb) HT_MUST_CHECK;
 
 /* add.c: o->add becomes a member of the store on these devices. Reports errors, and success on stdout. */
 int ht_mkfs_add(const char *const paths[], unsigned count, const struct ht_mkfs_options *o) HT_MUST_CHECK;
-
-#endif

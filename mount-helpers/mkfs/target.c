@@ -9,8 +9,6 @@
 #include "mount-helpers/mkfs/mkfs.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>

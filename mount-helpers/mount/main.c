@@ -10,8 +10,6 @@
 #include <getopt.h>
 #include <limits.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "tiering/base/buf.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * options.c - see options.h.
- *
  * Two kinds of options: those for readers of fstab, which are dropped, and all others, which the daemon accepts or
  * refuses by name.
  */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options.h - translates options of mount(8), fstab and systemd into those of the daemon and libfuse. Pure. */
-#ifndef HITRAIN_MOUNT_HELPERS_MOUNT_OPTIONS_H
-#define HITRAIN_MOUNT_HELPERS_MOUNT_OPTIONS_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 
 /*
@@ -12,5 +10,3 @@
  * 0, -ENOMEM, or -ENOTSUP for the option loop, which cannot be followed.
  */
 int ht_mount_options(const char *text, struct ht_buf *out) HT_MUST_CHECK;
-
-#endif

@@ -10,14 +10,11 @@
  */
 #include <getopt.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
-#include "tiering/sys/holder.h"
 #include "tiering/base/log.h"
 #include "tiering/sys/mount_user.h"
 #include "tiering/sys/mounts.h"

@@ -9,7 +9,6 @@
  * these bytes with its own. When the range is thawed, at the boundary or after a pass, the sets lose what was frozen.
  * From then on these bytes belong to the opener that writes them next. Guarded by the optimizer's lock.
  */
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"

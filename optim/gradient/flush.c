@@ -154,8 +154,8 @@ static void latch_numbers(struct ht_param *p, const struct ht_words *words) HT_R
         p->ortho->config.ns_store &= !root->decided;
     }
     p->layout = p->cur.layout;
-    if (ht_opt_deferred(root) && !ht_opt_squares_make(p))
-        ht_debug("no memory for sums of squares: the boundary computes them");
+    if (ht_opt_deferred(root))
+        (void)!ht_opt_squares_make(p); /* without memory the boundary computes them */
 }
 
 /* What a worker does at once with a range that is covered wholly; 0: it waits for the boundary. */

@@ -9,7 +9,6 @@
  * Holes: programs that copy files skip zeros of their source, and set the size in the end. If an opener has set the
  * size of the whole gradient and wrote nothing since, gaps are zeros (its flush writes them).
  */
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
 #include "optim/state/param.h"

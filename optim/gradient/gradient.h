@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gradient.h - gradients: their sums, and forgetting them. */
-#ifndef HITRAIN_OPTIM_GRADIENT_GRADIENT_H
-#define HITRAIN_OPTIM_GRADIENT_GRADIENT_H
+#pragma once
 
 #include "optim/state/interval_set.h"
 
@@ -65,5 +64,3 @@ void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK
 void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same in a replay, while parts follow: the step is not counted. */
 void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

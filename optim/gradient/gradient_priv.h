@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gradient_priv.h - inside gradient/: an open gradient. */
-#ifndef HITRAIN_OPTIM_GRADIENT_GRADIENT_PRIV_H
-#define HITRAIN_OPTIM_GRADIENT_GRADIENT_PRIV_H
+#pragma once
 
 #include "optim/optim.h"
 #include "optim/state/interval_set.h"
@@ -77,5 +76,3 @@ void ht_opt_grad_spoil(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
 typedef int (*ht_opt_fill_fn)(void *ctx, uint64_t off, void *buf, size_t len);
 int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-
-#endif

@@ -13,7 +13,6 @@
  * all state. Range i of a parameter is chunk i of each. Bytes of clients count only in the step in which they were
  * written, and only after update/P was asked for in it: so nothing of an earlier step gets into a later one.
  */
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
 #include "optim/state/param.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ortho.h - steps in two phases, as those of muon (ortho.c). */
-#ifndef HITRAIN_OPTIM_GRADIENT_ORTHO_H
-#define HITRAIN_OPTIM_GRADIENT_ORTHO_H
+#pragma once
 
 #include "optim/state/context.h"
 
@@ -29,5 +28,3 @@ void ht_opt_ortho_compute(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
 uint64_t ht_opt_ortho_queue(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Does the boundary wait for a client that orthogonalises? */
 bool ht_opt_ortho_missing(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

@@ -5,7 +5,6 @@
  * It works in memory of its own and holds no chunk, so it may wait for memory of the store. Nobody else uses the two
  * objects meanwhile: no client gives the update of such a parameter.
  */
-#include <stdlib.h>
 
 #include "optim/rules/blocks.h"
 #include "optim/rules/newton_schulz.h"

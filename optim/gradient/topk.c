@@ -14,8 +14,6 @@
  */
 #include <hitrain/topk.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/root.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* logged.h - steps that are logged, committed and computed again (state/redo.h). */
-#ifndef HITRAIN_OPTIM_REDO_LOGGED_H
-#define HITRAIN_OPTIM_REDO_LOGGED_H
+#pragma once
 
 #include "optim/rules/kernel.h"
 #include "optim/state/redo.h"
@@ -83,5 +82,3 @@ int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_
 /* Without the parameter's number; instead its place among the parameters. */
 int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param,
                          struct ht_redo_piece *out) HT_MUST_CHECK;
-
-#endif

@@ -7,7 +7,6 @@
  * nothing: a crash begins again with the same steps, and no change of a client becomes durable unasked.
  */
 #include <limits.h>
-#include <stdio.h>
 
 #include "tiering/base/activity.h"
 #include "optim/state/param.h"

@@ -3,7 +3,6 @@
  * redo_check.c - for fsck: would a mount compute the logged steps again? Everything that a replay refuses is looked at
  * here, without the arithmetic.
  */
-#include <stdlib.h>
 
 #include "tiering/base/sparse.h"
 #include "optim/state/param.h"

@@ -5,7 +5,6 @@
  * and clipping have no part in such a step, and a parameter without numbers takes no gradient. The end of the step, or
  * an abort, ends this.
  */
-#include <stdio.h>
 
 #include "optim/state/param.h"
 #include "optim/state/root.h"

@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* redo_priv.h - inside redo/. */
-#ifndef HITRAIN_OPTIM_REDO_REDO_PRIV_H
-#define HITRAIN_OPTIM_REDO_REDO_PRIV_H
+#pragma once
 
 #include "optim/redo/logged.h"
-
-struct ht_obj;
-struct ht_param;
-struct ht_root;
 
 /* -------------------------------------------------------- redo_summary.c */
 
@@ -39,5 +34,3 @@ size_t ht_opt_part_of(const struct ht_redo_parts *parts, struct ht_redo_place pl
 bool ht_opt_part_takes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* All steps of a part have run: its content may leave memory, and the next part is the present one. */
 void ht_opt_part_next(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
-
-#endif

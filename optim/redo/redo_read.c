@@ -3,7 +3,6 @@
  * redo_read.c - durable steps of a root for readers: a header, the summary, then the bytes of the gradients. The store
  * reads ahead of a reader of gradients.
  */
-#include <stdlib.h>
 
 #include "optim/state/root.h"
 #include "optim/redo/redo_priv.h"

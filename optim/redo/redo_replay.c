@@ -17,8 +17,6 @@
  * A client may have passed all checks before an abort begins, and give a parameter another size only in the replay.
  * Then the replay fails, everything goes back to the full step again, and a second replay follows.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/base/sparse.h"
 #include "tiering/api/stats.h"

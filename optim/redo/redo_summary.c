@@ -7,7 +7,6 @@
  * that was skipped has no parameters.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/base/sparse.h"

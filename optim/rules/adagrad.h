@@ -7,8 +7,7 @@
  *   sum += g^2
  *   p -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(sum) + eps)
  */
-#ifndef HITRAIN_OPTIM_RULES_ADAGRAD_H
-#define HITRAIN_OPTIM_RULES_ADAGRAD_H
+#pragma once
 
 #include "optim/rules/element.h"
 
@@ -41,5 +40,3 @@ HT_RULE adagrad_rule = {
     .states = adagrad_states,
     .scalars = adagrad_scalars,
 };
-
-#endif

@@ -17,8 +17,7 @@
  *
  * The second form of m has kernels of its own, because logged steps of older programs have the first one for all beta1.
  */
-#ifndef HITRAIN_OPTIM_RULES_ADAM_H
-#define HITRAIN_OPTIM_RULES_ADAM_H
+#pragma once
 
 #include "optim/rules/element.h"
 
@@ -77,5 +76,3 @@ HT_RULE adam_rule = {
     .states = adam_states,
     .scalars = adam_scalars,
 };
-
-#endif

@@ -5,8 +5,7 @@
  *   p *= 1 - lr weight_decay
  *   m, v, p as in adam.h, without its first line
  */
-#ifndef HITRAIN_OPTIM_RULES_ADAMW_H
-#define HITRAIN_OPTIM_RULES_ADAMW_H
+#pragma once
 
 #include "optim/rules/adam.h"
 
@@ -40,5 +39,3 @@ HT_RULE adamw_rule = {
     .refuse = refuse_decay,
     .scalars = adamw_scalars,
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all.h - the list of rules and of their kernels: (number in enum ht_kernel, step function, states it keeps). */
-#ifndef HITRAIN_OPTIM_RULES_ALL_H
-#define HITRAIN_OPTIM_RULES_ALL_H
+#pragma once
 
 #include "optim/rules/adagrad.h"
 #include "optim/rules/adam.h"
@@ -23,5 +22,3 @@
     X(HT_KERNEL_ADAMW_NEAR_G, adamw_near_g, 2) \
     X(HT_KERNEL_ADAM_NEAR_G, adam_near_g, 2)   \
     X(HT_KERNEL_MUON, muon, 0)
-
-#endif

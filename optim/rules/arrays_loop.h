@@ -3,8 +3,7 @@
  * arrays_loop.h - passes over arrays that are no step of a rule, for the lanes of the file that includes this: sums,
  * masters, the first phase of muon, products of matrices, elements that changed.
  */
-#ifndef HITRAIN_OPTIM_RULES_ARRAYS_LOOP_H
-#define HITRAIN_OPTIM_RULES_ARRAYS_LOOP_H
+#pragma once
 
 #include "optim/rules/all.h"
 
@@ -159,5 +158,3 @@ HT_LANES_FN void sum_one_by_one(const void *g, uint8_t dtype, size_t first, size
         *nonfinite += !isfinite(x);
     }
 }
-
-#endif

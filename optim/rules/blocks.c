@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks.c - see blocks.h. */
 #include "optim/rules/blocks.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 typedef unsigned long long ull;
 

@@ -5,8 +5,7 @@
  *
  * A shape m,n is a matrix; E,m,n are E matrices, one after the other. muon_split cuts the rows of each into blocks.
  */
-#ifndef HITRAIN_OPTIM_RULES_BLOCKS_H
-#define HITRAIN_OPTIM_RULES_BLOCKS_H
+#pragma once
 
 #include "optim/rules/sections.h"
 
@@ -22,5 +21,3 @@ int ht_muon_blocks(const uint64_t *dim, unsigned dims, struct ht_optim_config *c
 /* Calls fn for each block with its first element, in their order, until it returns an error. */
 int ht_muon_each_block(const struct ht_optim_config *config, int (*fn)(void *ctx, uint64_t first, uint32_t rows),
                        void *ctx) HT_MUST_CHECK;
-
-#endif

@@ -10,8 +10,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <hitrain/limits.h>
 
 enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192 };

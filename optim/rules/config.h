@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.h - hyper-parameters, and the text they are set with. Pure functions, any thread. */
-#ifndef HITRAIN_OPTIM_RULES_CONFIG_H
-#define HITRAIN_OPTIM_RULES_CONFIG_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -95,5 +94,3 @@ static inline bool ht_optim_is_space(char c)
 }
 /* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
 void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* element.h - the input of a rule's step: one or more elements, in lanes. */
-#ifndef HITRAIN_OPTIM_RULES_ELEMENT_H
-#define HITRAIN_OPTIM_RULES_ELEMENT_H
+#pragma once
 
 #include <float.h>
 #include "optim/rules/lanes.h"
@@ -24,5 +23,3 @@ static inline const char *refuse_decay(const struct ht_optim_config *c)
 {
     return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
 }
-
-#endif

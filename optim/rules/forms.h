@@ -25,8 +25,7 @@
  *
  * All codecs give the same bits for the same input. Pure functions, any thread.
  */
-#ifndef HITRAIN_OPTIM_RULES_FORMS_H
-#define HITRAIN_OPTIM_RULES_FORMS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -120,5 +119,3 @@ uint64_t ht_form_key(const struct ht_coded *c, uint64_t element);
 bool ht_form_fits(unsigned form, uint8_t kind);
 /* Is it never negative, so that dynamic codes are unsigned? */
 bool ht_state_is_positive(uint8_t kind);
-
-#endif

@@ -14,8 +14,7 @@
  * Encoding finds the decade by the exponent (a binade touches two decades at most), and the number by one fma and a
  * truncation. Offsets are a little lower (by parts * 2^-23), so that no middle between two values is rounded up.
  */
-#ifndef HITRAIN_OPTIM_RULES_FORMS_LOOP_H
-#define HITRAIN_OPTIM_RULES_FORMS_LOOP_H
+#pragma once
 
 /* A file that may be a mutant includes tiering/base/mutant.h before this header. */
 #ifndef HT_MUTANT
@@ -418,5 +417,3 @@ HT_LANES_FN void decode_f32(const struct ht_coded *c, float *x)
         .decode = {f32_decode_##isa, bf16_decode_##isa, dynamic_decode_##isa, linear_decode_##isa}, \
         .encode = {f32_encode_##isa, bf16_encode_##isa, dynamic_encode_##isa, linear_encode_##isa}, \
     };
-
-#endif

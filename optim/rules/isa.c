@@ -7,7 +7,6 @@
 #include "optim/rules/forms.h"
 #include "optim/rules/kernel.h"
 
-#include <stdlib.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

@@ -11,8 +11,7 @@
  * AVX-512 has the steps of rules, and codecs of state (forms.h): state of few bits is decoded into a cache, and there
  * divisions and roots are the limit. Everything else is bound by memory, and AVX2's.
  */
-#ifndef HITRAIN_OPTIM_RULES_KERNEL_H
-#define HITRAIN_OPTIM_RULES_KERNEL_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/words.h>
@@ -159,5 +158,3 @@ uint16_t ht_f32_to_bf16(float x);
 float ht_bf16_to_f32(uint16_t x);
 uint16_t ht_f32_to_f16(float x);
 float ht_f16_to_f32(uint16_t x);
-
-#endif

@@ -4,8 +4,7 @@
  *
  * The loop is instantiated for each step and pair of dtypes, so that no choice is left inside it.
  */
-#ifndef HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
-#define HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
+#pragma once
 
 #include "optim/rules/all.h"
 
@@ -135,5 +134,3 @@ static inline uint64_t update_tail(const struct ht_scalars *s, const struct ht_u
         tail.state[k] = u->state[k] ? u->state[k] + done : NULL;
     return by->fn[s->kernel](s, &tail, n - done);
 }
-
-#endif

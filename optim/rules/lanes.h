@@ -5,8 +5,7 @@
  * One lane, eight where HT_LANES_AVX2 is defined before this file is included, or sixteen with HT_LANES_AVX512. + - * /
  * are the compiler's own on all types; all other operations of rules give the same bits.
  */
-#ifndef HITRAIN_OPTIM_RULES_LANES_H
-#define HITRAIN_OPTIM_RULES_LANES_H
+#pragma once
 
 #include <math.h>
 #include "optim/rules/kernel.h"
@@ -374,5 +373,3 @@ static inline bool ht_lerp_near_end(float weight)
 {
     return !(fabsf(weight) < 0.5f);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * written in. + - & | ^ are the compiler's own, where nothing overflows. What the compiler does alike with one integer
  * and with several is written once, and so is what both instruction sets have under the same name: LANES(name).
  */
-#ifndef HITRAIN_OPTIM_RULES_LANES_INT_H
-#define HITRAIN_OPTIM_RULES_LANES_INT_H
+#pragma once
 
 #include "optim/rules/lanes.h"
 
@@ -306,5 +305,3 @@ HT_LANES_FN ht_ints ints_times(ht_ints x, ht_ints by)
 {
     return (ht_ints)((ht_uints)x * (ht_uints)by);
 }
-
-#endif

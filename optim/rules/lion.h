@@ -7,8 +7,7 @@
  *   p -= lr sign(beta1 m + (1 - beta1) g)
  *   m  = beta2 m + (1 - beta2) g
  */
-#ifndef HITRAIN_OPTIM_RULES_LION_H
-#define HITRAIN_OPTIM_RULES_LION_H
+#pragma once
 
 #include "optim/rules/element.h"
 
@@ -46,5 +45,3 @@ HT_RULE lion_rule = {
     .refuse = refuse_decay,
     .scalars = lion_scalars,
 };
-
-#endif

@@ -16,8 +16,7 @@
  *
  * f16 has no such form: far more than 2^16 f32 round to its subnormals and zeros.
  */
-#ifndef HITRAIN_OPTIM_RULES_MASTER_H
-#define HITRAIN_OPTIM_RULES_MASTER_H
+#pragma once
 
 #include "optim/rules/kernel.h"
 #include <hitrain/format.h>
@@ -30,5 +29,3 @@ void ht_master_compress(const struct ht_kernels *k, const float *master, const u
                         struct ht_disk_master *block);
 /* Does a master round to this parameter? */
 bool ht_master_rounds_to(float master, uint16_t p);
-
-#endif

@@ -14,8 +14,7 @@
  * A step has two phases, since O depends on a whole matrix. The first has a function of its own in struct ht_kernels;
  * in the second, which is this rule's kernel, O takes the place of the gradient.
  */
-#ifndef HITRAIN_OPTIM_RULES_MUON_H
-#define HITRAIN_OPTIM_RULES_MUON_H
+#pragma once
 
 #include "optim/rules/element.h"
 
@@ -86,5 +85,3 @@ HT_RULE muon_rule = {
     .refuse = muon_refuse,
     .scalars = muon_scalars,
 };
-
-#endif

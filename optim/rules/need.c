@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* need.c - see need.h. */
 #include "optim/rules/need.h"
 
 #include "optim/rules/rule.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* need.h - how large a store a model needs. The one formula in C; _need.py of the client has it again. Pure. */
-#ifndef HITRAIN_OPTIM_RULES_NEED_H
-#define HITRAIN_OPTIM_RULES_NEED_H
+#pragma once
 
 #include "optim/rules/config.h"
 
@@ -18,5 +17,3 @@ uint64_t ht_need_bytes(const struct ht_need *n, const struct ht_optim_config *c)
 uint64_t ht_need_tensors(uint64_t elements);
 /* The most elements for which ht_need_bytes is at most so many bytes. */
 uint64_t ht_need_elements(uint64_t bytes, uint8_t dtype, const struct ht_optim_config *c);
-
-#endif

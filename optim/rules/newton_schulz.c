@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* newton_schulz.c - see newton_schulz.h. */
 #include "optim/rules/newton_schulz.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* m <= n. Rows are padded with zeros to whole panels, so that products have no tails. */
 struct work {

@@ -9,8 +9,7 @@
  * multiply-adds in ascending order of the inner index. So bits depend neither on threads nor on the instruction set;
  * those of PyTorch's BLAS differ in the order.
  */
-#ifndef HITRAIN_OPTIM_RULES_NEWTON_SCHULZ_H
-#define HITRAIN_OPTIM_RULES_NEWTON_SCHULZ_H
+#pragma once
 
 #include "optim/rules/config.h"
 #include "optim/rules/kernel.h"
@@ -23,5 +22,3 @@ uint64_t ht_newton_schulz_bytes(uint64_t rows, uint64_t columns);
  */
 int ht_newton_schulz(const struct ht_kernels *kernels, const struct ht_optim_config *c, uint16_t *u, uint32_t rows,
                      uint32_t columns, bool (*stop)(void *ctx), void *ctx) HT_MUST_CHECK;
-
-#endif

@@ -3,7 +3,6 @@
 #include "optim/rules/rule.h"
 
 #include <limits.h>
-#include <stdio.h>
 #include <strings.h>
 
 #include "optim/rules/all.h"

@@ -5,8 +5,7 @@
  * Each rule is one file of this folder, with its formula and its source. A new rule needs such a file, a line in all.h,
  * its numbers in enum ht_rule_id and enum ht_kernel, and the kinds of state that no other rule keeps.
  */
-#ifndef HITRAIN_OPTIM_RULES_RULE_H
-#define HITRAIN_OPTIM_RULES_RULE_H
+#pragma once
 
 #include "optim/rules/forms.h"
 #include "optim/rules/kernel.h"
@@ -47,5 +46,3 @@ void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scal
 uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind);
 /* Kinds of state of the rule that has this kernel. Returns how many; UINT_MAX: no rule has it. */
 unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
-
-#endif

@@ -2,8 +2,6 @@
 /* sections.c - see sections.h. Nothing from a client is trusted. */
 #include "optim/rules/sections.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "optim/rules/rule.h"

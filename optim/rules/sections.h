@@ -7,8 +7,7 @@
  * A section amends the words of its file for elements [begin, end). All sections of a file have its rule and its state,
  * and words of the whole step stay those of the file. Pure functions, any thread.
  */
-#ifndef HITRAIN_OPTIM_RULES_SECTIONS_H
-#define HITRAIN_OPTIM_RULES_SECTIONS_H
+#pragma once
 
 #include "optim/rules/config.h"
 
@@ -34,5 +33,3 @@ bool ht_optim_sections_alone(const char *text, size_t own);
 int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_config *base,
                             struct ht_optim_sections *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 void ht_optim_sections_free(struct ht_optim_sections *s);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Without momentum there is no b, and no state. PyTorch adds a multiple with one rounding (fma) each time.
  */
-#ifndef HITRAIN_OPTIM_RULES_SGD_H
-#define HITRAIN_OPTIM_RULES_SGD_H
+#pragma once
 
 #include "optim/rules/element.h"
 
@@ -72,5 +71,3 @@ HT_RULE sgd_rule = {
     .refuse = sgd_refuse,
     .scalars = sgd_scalars,
 };
-
-#endif

@@ -7,10 +7,7 @@
  */
 #include <math.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* coded.c - see coded.h. In windows of whole blocks, each inside a range. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "optim/state/coded.h"
 #include "optim/state/range.h"

@@ -3,8 +3,7 @@
  * coded.h - state in any form (rules/forms.h) as the f32 that it stands for. No locks: the caller sees to it that no
  * other thread changes the state meanwhile, or reads again.
  */
-#ifndef HITRAIN_OPTIM_STATE_CODED_H
-#define HITRAIN_OPTIM_STATE_CODED_H
+#pragma once
 
 #include "optim/rules/forms.h"
 #include "optim/state/param.h"
@@ -31,5 +30,3 @@ ssize_t ht_opt_coded_write(const struct ht_opt_coded *c, uint64_t off, const voi
  * -ERANGE: an element is negative although the kind is not.
  */
 int ht_opt_coded_convert(const struct ht_opt_coded *from, const struct ht_opt_coded *to) HT_MUST_CHECK;
-
-#endif

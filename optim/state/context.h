@@ -41,8 +41,7 @@
  * and one helper (state/notify.c) that invalidates caches and wakes waiters for threads that may not. Lock order:
  * transaction > names > optimizer > store.
  */
-#ifndef HITRAIN_OPTIM_STATE_CONTEXT_H
-#define HITRAIN_OPTIM_STATE_CONTEXT_H
+#pragma once
 
 #include "optim/optim.h"
 #include "tiering/base/idtable.h"
@@ -177,5 +176,3 @@ static inline int ht_opt_write_all(struct ht_obj *obj, uint64_t off, const void 
 
     return n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
 }
-
-#endif

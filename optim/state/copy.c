@@ -8,7 +8,6 @@
  * reserves, as if its state had been made there.
  */
 #include "tiering/api/keep.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* delta.c - deltas of a root in memory: which are kept, and where their chain is cut. */
-#include <stdlib.h>
 
-#include "tiering/api/tx.h"
 #include "optim/state/delta.h"
 #include "optim/state/root.h"
 

@@ -16,14 +16,11 @@
  *
  * Nothing is on a device for good: the objects are scratch, deleted when they are made, and live by their references.
  */
-#ifndef HITRAIN_OPTIM_STATE_DELTA_H
-#define HITRAIN_OPTIM_STATE_DELTA_H
+#pragma once
 
 #include "tiering/base/list.h"
 #include "optim/optim.h"
 
-struct ht_obj;
-struct ht_optim;
 struct ht_root;
 
 /* Elements of a piece lie within so many, so that two bytes say where. */
@@ -98,5 +95,3 @@ uint64_t ht_opt_delta_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTI
 /* The store is full (tiering/api/participant.h): roots give up their oldest deltas. Returns how many bytes. */
 uint64_t ht_opt_deltas_could_give(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
 uint64_t ht_opt_deltas_give_up(struct ht_optim *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

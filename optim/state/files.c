@@ -12,11 +12,9 @@
  * than f32 (coded.h).
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "optim/rules/master.h"
 #include "optim/state/coded.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 

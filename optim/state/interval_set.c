@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* interval_set.c - sorted, disjoint, non-adjacent intervals. */
-#include <stdlib.h>
 
 #include "optim/state/interval_set.h"
 

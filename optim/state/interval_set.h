@@ -5,8 +5,7 @@
  * Intervals neither touch nor overlap. The usual case, one interval, needs no memory; more go to an array that is kept
  * for reuse. Not locked: the owner's lock guards them. A set of zeros is empty.
  */
-#ifndef HITRAIN_OPTIM_INTERVAL_SET_H
-#define HITRAIN_OPTIM_INTERVAL_SET_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -48,5 +47,3 @@ uint32_t ht_interval_set_next(const struct ht_interval_set *s, uint32_t pos, uin
 /* Empty, memory kept. */
 void ht_interval_set_clear(struct ht_interval_set *s);
 void ht_interval_set_free(struct ht_interval_set *s);
-
-#endif

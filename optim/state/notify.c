@@ -126,7 +126,6 @@ int ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t l
         uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / chunk;
         rc = ranges_pending(p, first, last) ? -EAGAIN : 0;
         if (rc && w) {
-            w->oid_ = oid;
             w->first_ = first;
             w->last_ = last;
             ht_list_add_tail(&p->waiters, &w->link_);

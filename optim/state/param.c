@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* param.c - parameters: their table, references, deletion and reset. */
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"

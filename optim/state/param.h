@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* param.h - parameters: their ranges, their records and memory, their words. */
-#ifndef HITRAIN_OPTIM_STATE_PARAM_H
-#define HITRAIN_OPTIM_STATE_PARAM_H
+#pragma once
 
 #include "optim/rules/rule.h"
 #include "optim/rules/sections.h"
@@ -237,8 +236,6 @@ int ht_opt_ortho_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_C
 void ht_opt_totals_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The parameter leaves its root. */
 void ht_opt_totals_remove(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Asserts that the totals are those of a walk. */
-void ht_opt_totals_verify(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- notify.c */
 
@@ -273,5 +270,3 @@ bool ht_opt_words_current(const struct ht_param *p, const struct ht_words *w) HT
 void ht_opt_words_read(struct ht_param *p, struct ht_words *w) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Has a client given the numbers of its next update? They fit its state. */
 bool ht_opt_is_decided(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

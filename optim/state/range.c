@@ -4,7 +4,6 @@
  *
  * All with optim.lock held.
  */
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"

@@ -3,8 +3,7 @@
  * range.h - ranges of a parameter, their coverage by gradients, the sums of their squares, and
  * the queue of the workers.
  */
-#ifndef HITRAIN_OPTIM_STATE_RANGE_H
-#define HITRAIN_OPTIM_STATE_RANGE_H
+#pragma once
 
 #include "optim/rules/kernel.h"
 #include "optim/state/interval_set.h"
@@ -192,7 +191,3 @@ void ht_opt_squares_add(const struct ht_kernels *kernels, double *span, const st
                         uint64_t *nonfinite);
 /* Adds the sum of a parameter's measured ranges, in their order; and how many of their elements are not finite. */
 void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfinite) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Asserts that kept sums are those of the bytes that the store has. Releases the lock in between. */
-void ht_opt_squares_verify(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

@@ -14,7 +14,6 @@
  */
 #include "tiering/base/mutant.h"
 #include "tiering/api/keep.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* records.h - what the log has of roots and parameters. */
-#ifndef HITRAIN_OPTIM_STATE_RECORDS_H
-#define HITRAIN_OPTIM_STATE_RECORDS_H
+#pragma once
 
 #include "optim/state/param.h"
-
-struct ht_copy;
 
 /* Log bytes of a record, with its header; that of a parameter with as many states as there may be. */
 enum {
@@ -66,5 +63,3 @@ void ht_opt_copy_dropped(void *ctx, struct ht_copy *k) HT_EXCLUDES(HT_LOCK_OPTIM
 void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What a check of the replayed log remembers for fsck. */
 void ht_opt_problems_free(struct ht_optim *o);
-
-#endif

@@ -10,11 +10,9 @@
  * With redo_keep steps stay readable when the log does not need them any more: a reference keeps the content of a
  * deleted object. So nothing of this is on a device, and a crash leaves the steps of the log alone.
  */
-#include <stdlib.h>
 #include <sys/random.h>
 
 #include "tiering/base/mutant.h"
-#include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/state/redo.h"

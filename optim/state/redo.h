@@ -22,8 +22,7 @@
  *
  * Here is what a root has of them: memory, records and space. Logging, reading and computing again are in redo/.
  */
-#ifndef HITRAIN_OPTIM_STATE_REDO_H
-#define HITRAIN_OPTIM_STATE_REDO_H
+#pragma once
 
 #include "tiering/api/tx.h"
 
@@ -193,5 +192,3 @@ int ht_opt_redo_prealloc(struct ht_root *root, struct ht_obj *obj, uint64_t at, 
  * step cannot be logged.
  */
 bool ht_opt_redo_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

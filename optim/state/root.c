@@ -4,14 +4,9 @@
  *
  * A root lives while the log knows it, or while it has references.
  */
-#include <assert.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/activity.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
@@ -288,17 +283,17 @@ static bool same_forms(const struct ht_optim_config *a, const struct ht_optim_co
     return a->state_bits == b->state_bits && a->state_bits_min == b->state_bits_min;
 }
 
+static int may_change(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return !r || !r->exists ? -ENOENT : r->frozen ? -EROFS : 0;
+}
+
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
 {
-    int rc = 0;
-
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, root);
-    if (!r || !r->exists)
-        rc = -ENOENT;
-    else if (r->frozen)
-        rc = -EROFS;
-    else if (r->configured && !same_rule(&r->config, config))
+    int rc = may_change(r);
+    if (!rc && r->configured && !same_rule(&r->config, config))
         ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root)
             rc = p->cur.exists ? -EBUSY : rc;
     if (!rc && r->configured && !same_forms(&r->config, config)) {
@@ -494,17 +489,12 @@ void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root)
 
 int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
 {
-    int rc = 0;
-
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, root);
-    if (!r || !r->exists)
-        rc = -ENOENT;
-    else if (r->frozen)
-        rc = -EROFS;
-    else if (r->open || r->gate)
+    int rc = may_change(r);
+    if (!rc && (r->open || r->gate))
         rc = -EBUSY;
-    else {
+    if (!rc) {
         r->step = step;
         r->redo.gap = true;
         ht_opt_delta_cut(r);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* root.h - model roots: the steps, the gate, claims and the last refusal. */
-#ifndef HITRAIN_OPTIM_STATE_ROOT_H
-#define HITRAIN_OPTIM_STATE_ROOT_H
+#pragma once
 
 #include <time.h>
 #include "tiering/base/event.h"
@@ -161,5 +160,3 @@ int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by) HT_R
  * client without claim and condition. Locked; releases the lock while it waits.
  */
 int ht_opt_gate_enter_by(struct ht_root *root, struct ht_optim_steer *by) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-
-#endif

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sections.c - see sections.h. */
 #include "optim/state/sections.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "optim/rules/forms.h"
 #include "optim/rules/newton_schulz.h"

@@ -6,13 +6,11 @@
  * they stay as they are, but for the factor of the gradient, which a boundary sets while no worker runs. So workers
  * read them without the lock. Numbers that a client has decided wait in the same memory for the first gradient.
  */
-#ifndef HITRAIN_OPTIM_STATE_SECTIONS_H
-#define HITRAIN_OPTIM_STATE_SECTIONS_H
+#pragma once
 
 #include "optim/rules/kernel.h"
 #include "optim/state/context.h"
 
-struct ht_optim_sections;
 struct ht_param;
 
 enum { HT_SECTIONS_MAX = 8192 }; /* of a parameter; a text has fewer */
@@ -56,5 +54,3 @@ void ht_opt_set_grad_factor(struct ht_param *p, float factor) HT_REQUIRES(HT_LOC
  * calls it without a lock.
  */
 const struct ht_scalars *ht_opt_scalars_at(const struct ht_param *p, uint64_t e, uint64_t *n);
-
-#endif

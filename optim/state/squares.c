@@ -13,8 +13,6 @@
  * While a range is RUNNING the worker writes its sums without a lock. In all other states the optimizer's lock guards
  * them.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"
@@ -89,82 +87,4 @@ void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfi
         *nonfinite += r->nonfinite;
     }
     *sum += own;
-}
-
-/* ------------------------------------------------------------------ verify */
-
-/* Which gradients a check looks at: any change of it makes the check void. */
-struct moment {
-    uint64_t forgotten, open;
-};
-
-static struct moment moment_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    return (struct moment){p->forgotten, p->root->open};
-}
-
-/* Has the range sums of all its elements, and does nothing? */
-static const struct ht_range *find_measured(const struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    const struct ht_range *r = p->gone ? NULL : ht_opt_range_find(p, index);
-
-    if (!r || !r->measured || r->stirred || r->state != HT_RANGE_IDLE)
-        return NULL;
-    return r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, index)) ? r : NULL;
-}
-
-/* Sums of the bytes that the store has for a range now, or an error. Not locked. */
-static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
-                         uint64_t *nonfinite)
-{
-    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_dtype_trained_bytes(dtype),
-             bytes = elements * size;
-    void *buf = malloc(bytes);
-    int rc = buf ? ht_opt_read_all(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
-    struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};
-
-    if (!rc)
-        ht_opt_squares_add(p->o->kernels, span, &all, nonfinite);
-    free(buf);
-    return rc;
-}
-
-/*
- * Releases the lock while it reads. A drop or a boundary may come in between: then there is nothing to compare with.
- */
-static void verify_range(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    const struct ht_range *r = find_measured(p, index);
-    struct moment before = moment_of(p);
-    uint64_t nonfinite = 0;
-
-    if (!r)
-        return;
-    bool summed = r->added || r->part_added;
-    uint8_t dtype = summed ? (uint8_t)HT_DTYPE_F32 : p->shape.grad_dtype;
-    struct ht_obj *from = ht_obj_get(p->o->store, ht_obj_id(summed ? p->sum : p->grad));
-    double *span = calloc(span_count(p, index), sizeof(*span));
-    unlock(p->o);
-    int rc = from && span ? compute_again(p, index, from, dtype, span, &nonfinite) : -ENOMEM;
-    ht_obj_put(from);
-    lock(p->o);
-    struct moment now = moment_of(p);
-    r = find_measured(p, index);
-    if (!rc && r && !memcmp(&before, &now, sizeof(now))) {
-        assert(!memcmp(span, p->squares + first_span(p, index), span_count(p, index) * sizeof(*span)));
-        assert(r->nonfinite == nonfinite);
-    }
-    free(span);
-}
-
-void ht_opt_squares_verify(struct ht_root *root)
-{
-    for (struct ht_list *pos = root->params.next, *next; pos != &root->params; pos = next) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-        p->refs++;
-        for (uint64_t i = 0; p->squares && p->has_grad && i < p->shape.range_count; i++)
-            verify_range(p, i);
-        next = p->of_root.next;
-        p->refs--;
-    }
 }

@@ -7,7 +7,6 @@
  * it. They do so in the scope of the root, so that abort brings it back.
  */
 #include "tiering/base/mutant.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* state_priv.h - inside state/. */
-#ifndef HITRAIN_OPTIM_STATE_STATE_PRIV_H
-#define HITRAIN_OPTIM_STATE_STATE_PRIV_H
+#pragma once
 
 #include "optim/state/param.h"
 
@@ -13,5 +12,3 @@ int ht_opt_check_states(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_C
 
 /* totals.c. Is the object state of a parameter? */
 bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

@@ -9,7 +9,6 @@
  * The verdict (ht_opt_may_steer) is taken under the gate, in the same critical section that begins to drain: until the
  * command has ended no other command runs, and no gradient opens a step.
  */
-#include <stdio.h>
 #include <sys/random.h>
 #include <time.h>
 

@@ -6,9 +6,7 @@
  * Sums of gradients (accumulate) change in the store, beside the optimizer. So root.c adds their bytes when it is asked
  * for them, over the parameters that have one.
  */
-#include <assert.h>
 
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"
@@ -38,15 +36,6 @@ static void unlink_state(struct ht_param *p, unsigned i) HT_REQUIRES(HT_LOCK_OPT
     if (p->state_link[i].by_oid.id)
         ht_id_remove(&p->o->states_by_oid, &p->state_link[i].by_oid);
     p->state_link[i].by_oid.id = 0;
-}
-
-/* No other objects are found as its own. */
-static void verify_owner(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
-        const struct ht_id_link *l = &p->state_link[i].by_oid;
-        assert(!l->id || (l->id == oid_of(p, i) && ht_id_find(&p->o->states_by_oid, l->id) == l));
-    }
 }
 
 bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid)
@@ -111,22 +100,4 @@ void ht_opt_totals_remove(struct ht_param *p)
     count_param(p, (struct ht_totals){0});
     for (unsigned i = 0; i < HT_STATES_MAX; i++)
         unlink_state(p, i);
-}
-
-void ht_opt_totals_verify(const struct ht_root *r)
-{
-    struct ht_totals t = {0};
-
-    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
-        struct ht_totals c = totals_of(p);
-        assert(c.parameters == p->counted.parameters && c.state_bytes == p->counted.state_bytes);
-        assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
-        verify_owner(p);
-        t.parameters += c.parameters;
-        t.state_bytes += c.state_bytes;
-        t.param_bytes += c.param_bytes;
-        t.elements += c.elements;
-    }
-    assert(t.parameters == r->totals.parameters && t.state_bytes == r->totals.state_bytes);
-    assert(t.param_bytes == r->totals.param_bytes && t.elements == r->totals.elements);
 }

@@ -11,11 +11,9 @@
  * Under the gate, while writers of gradients wait and no update is queued. A crash before the publication finds the old
  * state, an abort takes it back. For logged steps a conversion is a change from outside: the commit is full.
  */
-#include <stdlib.h>
 
 #include "tiering/base/fault.h"
 #include "optim/state/coded.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"

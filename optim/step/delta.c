@@ -6,13 +6,10 @@
  * beside one only while the buffer has room for both, and both are of one root. When it holds no chunk the buffer goes
  * into the object of the step, before the range has ended. So at a boundary no buffer of the root has anything.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/api/tx.h"
 #include "tiering/base/mutant.h"
 #include "optim/rules/forms.h"
-#include "optim/state/delta.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/step/delta_note.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* delta_note.h - inside step/: what updates of a worker change (state/delta.h). */
-#ifndef HITRAIN_OPTIM_STEP_DELTA_NOTE_H
-#define HITRAIN_OPTIM_STEP_DELTA_NOTE_H
+#pragma once
 
 #include "optim/state/context.h"
 
@@ -31,5 +30,3 @@ void ht_opt_delta_flush(struct ht_worker *w) HT_EXCLUDES(HT_LOCK_OPTIM);
  * between.
  */
 void ht_opt_delta_end(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-
-#endif

@@ -2,7 +2,6 @@
 /* delta_read.c - what a step has changed, for readers: indices and values of each parameter. */
 #include <string.h>
 
-#include "optim/state/delta.h"
 #include "optim/state/root.h"
 
 enum { PLACES = 1024 }; /* that are read together */

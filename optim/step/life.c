@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* life.c - the life of the optimizer: registration, threads, end. */
-#include <stdlib.h>
 
 #include "tiering/base/verify.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/sys/processors.h"
-#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
-#include <hitrain/limits.h>
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
 enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */
@@ -202,8 +199,6 @@ static int start_optim(void *p)
         rc = ht_opt_redo_recover(o);
     if (rc)
         ht_optim_stop(o);
-    else
-        ht_debug("optimizer: %u threads, kernels %s, codecs %s", o->threads, o->kernels->name, o->codecs->name);
     return rc;
 }
 

@@ -11,7 +11,6 @@
  * torch.nn.utils.clip_grad_norm_ the gradient is multiplied by min(1, max_grad_norm / (norm + 1e-6)).
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"

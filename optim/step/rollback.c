@@ -15,7 +15,6 @@
  * Files that exist in both keep their number, so open files, mappings and passed-through parameters show the step.
  * Writers of gradients wait (draining).
  */
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"

@@ -15,12 +15,10 @@
  * not: its content may hold a part of that step. An event names the loss. No client is left, so the verdict on a root
  * does not change between here and ht_optim_stop.
  */
-#include <assert.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
-#include "optim/state/param.h"
 #include "optim/state/records.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"

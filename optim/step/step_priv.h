@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* step_priv.h - inside step/. */
-#ifndef HITRAIN_OPTIM_STEP_STEP_PRIV_H
-#define HITRAIN_OPTIM_STEP_STEP_PRIV_H
+#pragma once
 
 #include "optim/optim.h"
 
@@ -51,7 +50,6 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_roo
  * After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. k: a kept
  * step that a client asked for, or NULL.
  */
-struct ht_copy;
 int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *k)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Is a step durable when it ends, with so many that no commit has published? */
@@ -86,5 +84,3 @@ struct ht_range *ht_opt_wait_for_range(const struct ht_worker *w);
  * its queue is empty. False: there is no thread for that.
  */
 bool ht_opt_leave_range(struct ht_range *r, void *(*worker_main)(void *)) HT_EXCLUDES(HT_LOCK_OPTIM);
-
-#endif

@@ -11,7 +11,6 @@
  *
  * Nothing here allocates.
  */
-#include <assert.h>
 
 #include "tiering/base/fault.h"
 #include "tiering/api/batch_pin.h"

@@ -6,8 +6,7 @@
  * replay.c, which runs the inputs of corpus/NAME once (make check). A target takes any bytes, keeps nothing from one
  * input to the next, and ends by itself only where it should never have come: MUST, a sanitizer, time or memory.
  */
-#ifndef HITRAIN_TESTS_FUZZ_FUZZ_H
-#define HITRAIN_TESTS_FUZZ_FUZZ_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,5 +50,3 @@ static inline char *fuzz_text(const uint8_t *data, size_t len)
     text[len] = '\0';
     return text;
 }
-
-#endif

@@ -50,4 +50,4 @@ if [ $bad = 1 ] || ! example ''; then
 fi
 
 # shellcheck disable=SC2016 # for the inner shell
-sources '*.c' | grep -E '^(tiering|optim|fs|mount-helpers)/' | xargs -r -d '\n' -P "$(nproc)" -n 8 bash -c 'analyse "$@"' _
+sources '*.c' | grep -E '^(tiering|optim|fs|mount-helpers)/|^tests/unit/.*/verify' | xargs -r -d '\n' -P "$(nproc)" -n 8 bash -c 'analyse "$@"' _

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* program.h - the common part of the programs in this folder: random numbers, and giving up with a reason. */
-#ifndef HITRAIN_TESTS_PROGRAM_H
-#define HITRAIN_TESTS_PROGRAM_H
+#pragma once
 
 #include <errno.h>
 #include <stdarg.h>
@@ -116,5 +115,3 @@ __attribute__((format(printf, 1, 2))) static inline void report_line(const char 
     if (write(STDOUT_FILENO, line, (size_t)len) != len)
         die("standard output");
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* background.h - work in the background of a store, for tests. */
-#ifndef HITRAIN_TESTS_SUPPORT_BACKGROUND_H
-#define HITRAIN_TESTS_SUPPORT_BACKGROUND_H
+#pragma once
 
 #include <check.h>
 #include <string.h>
@@ -61,5 +60,3 @@ static inline int background_scrub(struct ht_store *s)
         usleep(100);
     return rc ? rc : st.state == HT_SCRUB_COMPLETE ? 0 : -EIO;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* background_priv.h - engines whose steps a test makes in its own thread. */
-#ifndef HITRAIN_TESTS_SUPPORT_BACKGROUND_PRIV_H
-#define HITRAIN_TESTS_SUPPORT_BACKGROUND_PRIV_H
+#pragma once
 
 #include <string.h>
 
@@ -101,5 +100,3 @@ static inline void background_discard(struct ht_store *s)
     while (background_step(s, HT_ENGINE_DISCARD, &at_ns) == HT_STEP_WORKED)
         ;
 }
-
-#endif

@@ -7,8 +7,7 @@
  * acknowledged number (fsync or commit had returned) or at a later one. Names that share a group change together or not
  * at all. Scripts therefore sync their content before they rename them.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_CRASH_SCENARIO_H
-#define HITRAIN_TESTS_SUPPORT_CRASH_SCENARIO_H
+#pragma once
 
 #include "tests/support/harness.h"
 #include "tests/support/states.h"
@@ -147,5 +146,3 @@ void scenario_lose_super(struct crash_scenario *s, unsigned device); /* its log 
 void scenario_remount(struct crash_scenario *s, bool clean);
 /* Leaves so many bytes of space only. */
 void scenario_fill(struct crash_scenario *s, uint64_t leave);
-
-#endif

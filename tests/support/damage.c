@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* damage.c - see damage.h. */
 #include "tests/support/hostile.h"
 
 #include <check.h>

@@ -5,8 +5,7 @@
  * The journal itself appends damaged records to the log. No program would write such records: their checksums are right
  * and their content is wrong. Other damage changes bytes and computes new checksums where needed.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_DAMAGE_H
-#define HITRAIN_TESTS_SUPPORT_DAMAGE_H
+#pragma once
 
 #include "tests/support/harness.h"
 
@@ -57,5 +56,3 @@ void damage_bad_in_vault(struct harness *k, const struct damage_ids *ids);
 void damage_gone_from_vault(struct harness *k, const struct damage_ids *ids);
 void damage_remove_vault(void);
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids);
-
-#endif

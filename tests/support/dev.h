@@ -4,8 +4,7 @@
  * (tiering/io/observer.h) does all this. A device of memory has it from dev_open_ram on, any other one gets it at the
  * first call of a function below, while nothing is in flight. ht_dev_close frees it.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_DEV_H
-#define HITRAIN_TESTS_SUPPORT_DEV_H
+#pragma once
 
 #include "tiering/io/dev.h"
 
@@ -53,5 +52,3 @@ void dev_power_off(struct ht_dev *const devs[], unsigned count, uint64_t seed);
 void dev_power_on(struct ht_dev *dev);
 /* When the n-th write from now (1 = next) has ended, the flush of another caller fails at once. */
 void dev_void_after(struct ht_dev *dev, unsigned nth);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dev_priv.h - what tests know of a device: its observer, with the parts that dev.c, dev_cache.c and recorder.c own. */
-#ifndef HITRAIN_TESTS_SUPPORT_DEV_PRIV_H
-#define HITRAIN_TESTS_SUPPORT_DEV_PRIV_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -65,5 +64,3 @@ void recorder_put_discard(struct dev *d, const struct ht_io *io);
 void recorder_put_flush(struct dev *d, const struct ht_io *io);
 /* End a recording that the test left running. */
 void recorder_end(struct dev *d);
-
-#endif

@@ -6,8 +6,7 @@
  * durable. Objects of slots below ROOT_FIRST are outside scopes and synced one by one; the others belong to one scope
  * and only change together, by commits that also carry a step number through a metadata client.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_ENGINE_H
-#define HITRAIN_TESTS_SUPPORT_ENGINE_H
+#pragma once
 
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
@@ -80,5 +79,3 @@ void engine_free(struct engine *e);
  * is well, else a static text that names the mismatch.
  */
 const char *engine_verify_state(const struct engine *src, size_t ack, struct ht_dev *dev, uint64_t seed);
-
-#endif

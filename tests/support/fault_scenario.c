@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fault_scenario.c - see fault_scenario.h. */
 #include <stdio.h>
 #include <stdlib.h>
 

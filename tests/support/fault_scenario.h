@@ -10,8 +10,7 @@
  * The script: files, fsync, clone, unlink, truncate, checkpoint, eviction, scrub, and a model with dense and sparse
  * gradients that are accumulated, clipping, shared memory, steps and aborts; at the end unmount or crash.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_FAULT_SCENARIO_H
-#define HITRAIN_TESTS_SUPPORT_FAULT_SCENARIO_H
+#pragma once
 
 #include "tests/support/harness.h"
 
@@ -43,5 +42,3 @@ bool fault_scenario_begin_file(struct fault_scenario *p);
 void fault_scenario_run(struct fault_scenario *p, bool clean);
 /* Checks without any fault, and closes the devices. Returns NULL, or a text that names the problem. */
 const char *fault_scenario_check(struct fault_scenario *p);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fsck_scenario.c - see fsck_scenario.h. */
 #include "tests/support/memory.h"
 #include "tests/support/fsck_scenario.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fsck_scenario.h - damaged sample stores, runs of fsck on them, and the items that survive. */
-#ifndef HITRAIN_TESTS_SUPPORT_FSCK_SCENARIO_H
-#define HITRAIN_TESTS_SUPPORT_FSCK_SCENARIO_H
+#pragma once
 
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/damage.h"
@@ -33,5 +32,3 @@ extern bool fsck_scenario_reads_vault; /* in these runs */
 size_t fsck_scenario_count(const struct fsck_scenario_store *w, size_t *out_errors);
 /* Writes something, unmounts, and finds it in order. */
 void fsck_scenario_go_on(void);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* group.h - a control group with a limit, for the test that enters it. */
-#ifndef HITRAIN_TESTS_SUPPORT_GROUP_H
-#define HITRAIN_TESTS_SUPPORT_GROUP_H
+#pragma once
 
 #include <check.h>
 #include <stdbool.h>
@@ -69,5 +68,3 @@ static inline void group_leave(const struct group *g)
     ck_assert(group_move(g->parent));
     ck_assert_int_eq(rmdir(g->dir), 0);
 }
-
-#endif

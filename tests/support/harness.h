@@ -4,8 +4,7 @@
  *
  * Inode numbers are used without holding a count: no other thread removes names.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_HARNESS_H
-#define HITRAIN_TESTS_SUPPORT_HARNESS_H
+#pragma once
 
 #include "fs/ctl/ctl.h"
 #include "fs/participants/participants.h"
@@ -82,5 +81,3 @@ uint64_t harness_model_hash(const struct harness *k, uint64_t root, const struct
 uint64_t harness_file_hash(const struct harness *k, uint64_t ino, uint64_t hash);
 /* UINT64_MAX: it is no model. */
 uint64_t harness_model_step(const struct harness *k, uint64_t root);
-
-#endif

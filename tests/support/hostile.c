@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hostile.c - see hostile.h. */
 #include "optim/state/records.h"
 #include "tests/support/hostile.h"
 #include "tests/support/log_records.h"

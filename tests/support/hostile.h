@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hostile.h - logs whose records would make many times their own size in memory. */
-#ifndef HITRAIN_TESTS_SUPPORT_HOSTILE_H
-#define HITRAIN_TESTS_SUPPORT_HOSTILE_H
+#pragma once
 
 #include "tests/support/damage.h"
 
@@ -11,5 +10,3 @@ enum { HOSTILE_KINDS = 5 };
 void hostile_append(struct harness *k, unsigned kind, size_t bytes);
 /* For fsck: a store with a log of 2 MiB that needs more memory than it may. */
 void hostile_harm(struct harness *k, const struct damage_ids *ids);
-
-#endif

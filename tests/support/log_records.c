@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log_records.c - see log_records.h. */
 #include "tests/support/log_records.h"
 
 #include "tiering/journal/journal.h"

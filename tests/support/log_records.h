@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* log_records.h - records of references and objects that no program would write, byte by byte as format.h has them. */
-#ifndef HITRAIN_TESTS_SUPPORT_LOG_RECORDS_H
-#define HITRAIN_TESTS_SUPPORT_LOG_RECORDS_H
+#pragma once
 
 #include "tiering/base/buf.h"
 
@@ -21,5 +20,3 @@ struct log_object {
 };
 /* Its class is durable. */
 void log_put_object(struct ht_buf *b, const struct log_object *o);
-
-#endif

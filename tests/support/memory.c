@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.c - see memory.h. */
 #include <limits.h>
 #include <malloc.h>
 #include <pthread.h>

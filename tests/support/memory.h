@@ -3,8 +3,7 @@
  * memory.h - pinned memory for tests that open thousands of stores, and how many processors they may use. The linker
  * puts it in front of the functions that ask the kernel (Makefile, memory_flags); the programs do not know that.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_MEMORY_H
-#define HITRAIN_TESTS_SUPPORT_MEMORY_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -14,5 +13,3 @@
  * is freed.
  */
 void memory_keep(bool on);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * random.h - numbers that look random and are the same each time (xorshift).
  */
-#ifndef HITRAIN_TESTS_SUPPORT_RANDOM_H
-#define HITRAIN_TESTS_SUPPORT_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ static inline uint64_t random_next(uint64_t *x)
     *x ^= *x << 17;
     return *x;
 }
-
-#endif

@@ -6,8 +6,7 @@
  * model root, which gets files and state, its step, its mode and a commit, and then moves to
  * its name. Functions return 0 or a negative errno.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_RECEIVE_H
-#define HITRAIN_TESTS_SUPPORT_RECEIVE_H
+#pragma once
 
 #include "tests/support/harness.h"
 
@@ -32,5 +31,3 @@ int receive_publish(const struct receive *r) HT_MUST_CHECK;
 int receive_clean(const struct harness *k) HT_MUST_CHECK;
 /* Both names as one number: files, state, step, mode and time of the directory, and what is marked as unfinished. */
 uint64_t receive_hash(const struct harness *k, const struct harness_param *params);
-
-#endif

@@ -9,8 +9,7 @@
  * this flush covered are logged again with the FUA flag. After them come, again, the overlapping writes that it did not
  * cover. A reader keeps the rule of the format: a FUA write is durable itself, and no older write undoes it.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_RECORDER_H
-#define HITRAIN_TESTS_SUPPORT_RECORDER_H
+#pragma once
 
 #include "tests/support/dev.h"
 
@@ -22,5 +21,3 @@ int recorder_start(struct ht_dev *dev, const char *path) HT_MUST_CHECK;
 int recorder_join(struct ht_dev *dev, struct ht_dev *recorded) HT_MUST_CHECK;
 int recorder_mark(struct ht_dev *dev, const char *text) HT_MUST_CHECK;
 int recorder_stop(struct ht_dev *dev) HT_MUST_CHECK;
-
-#endif

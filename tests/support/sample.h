@@ -3,8 +3,7 @@
  * sample.h - a small store with something of everything in it, and all that can be read of a store, as numbers to
  * compare: for damaged ones, so nothing that is read is trusted.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_SAMPLE_H
-#define HITRAIN_TESTS_SUPPORT_SAMPLE_H
+#pragma once
 
 #include "tests/support/harness.h"
 
@@ -34,5 +33,3 @@ void sample_sort(struct sample_items *items);
 /* items is sorted. */
 bool sample_has(const struct sample_items *items, uint64_t item);
 void sample_free(struct sample_items *items);
-
-#endif

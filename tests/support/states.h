@@ -5,8 +5,7 @@
  * Model: an entry is logged when the device completed it. A flush makes every write before it durable, a write with FUA
  * is durable itself. Each other write may be there or not, in any order, and may be torn; or its place holds noise.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_STATES_H
-#define HITRAIN_TESTS_SUPPORT_STATES_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include "tiering/io/dev.h"
@@ -114,5 +113,3 @@ static inline uint64_t rnd_below(uint64_t *state, uint64_t n)
 {
     return rnd_next(state) % n;
 }
-
-#endif

@@ -9,8 +9,7 @@
  *
  *     RUN_TESTS("rename", .timeout_s = 60)
  */
-#ifndef HITRAIN_TESTS_SUPPORT_SUITE_H
-#define HITRAIN_TESTS_SUPPORT_SUITE_H
+#pragma once
 
 #include <check.h>
 #include <errno.h>
@@ -146,5 +145,3 @@ static inline int suite_run(const struct suite_options *options)
     {                                  \
         return run_tests(__VA_ARGS__); \
     }
-
-#endif

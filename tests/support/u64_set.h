@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* u64_set.h - a set of numbers that grows: which states there were already. */
-#ifndef HITRAIN_TESTS_SUPPORT_U64_SET_H
-#define HITRAIN_TESTS_SUPPORT_U64_SET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,5 +14,3 @@ struct u64_set {
 /* Zeroed at first. Was it new? */
 bool u64_set_add(struct u64_set *set, uint64_t value);
 void u64_set_free(struct u64_set *set);
-
-#endif

@@ -6,8 +6,7 @@
  * project (not those inside shared libraries) come here first. Production code does not know about it. A test allocates
  * with wrap_pause around it, or before it arms.
  */
-#ifndef HITRAIN_TESTS_SUPPORT_WRAP_H
-#define HITRAIN_TESTS_SUPPORT_WRAP_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -19,5 +18,3 @@ void wrap_fail(enum wrap_kind kind, unsigned nth, bool repeat);
 bool wrap_reached(enum wrap_kind kind);
 /* Calls of this thread do not count nor fail while it is paused. Returns how it was. */
 bool wrap_pause(bool paused);
-
-#endif

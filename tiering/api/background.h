@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* background.h - engines that work in the background: how they do, pausing them, and what each has to be told. */
-#ifndef HITRAIN_TIERING_API_BACKGROUND_H
-#define HITRAIN_TIERING_API_BACKGROUND_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -163,5 +162,3 @@ void ht_store_begin_digest(struct ht_store *s, const struct ht_digest_client *cl
 void ht_store_end_digest(struct ht_store *s);
 /* There may be work, at once or soon. Any thread; locks above that of engines may be held. */
 void ht_store_wake_digest(struct ht_store *s);
-
-#endif

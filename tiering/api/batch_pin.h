@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batch_pin.h - a few chunks held for one piece of work. */
-#ifndef HITRAIN_TIERING_API_BATCH_PIN_H
-#define HITRAIN_TIERING_API_BATCH_PIN_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/rings.h"
 
 struct ht_store;
@@ -59,5 +57,3 @@ int ht_batch_pin_wait(struct ht_batch_pin *l) HT_MUST_CHECK;
 /* dirty: bit i set: chunk i was changed (only for UPDATE and OVERWRITE). */
 void ht_batch_pin_end(struct ht_batch_pin *l, uint32_t dirty);
 int ht_batch_pin_finish(struct ht_batch_pin *l) HT_MUST_CHECK;
-
-#endif

@@ -3,8 +3,7 @@
  * check.h - queries of fsck about a store that nothing else changes: stored chunks, conflicts, and marks of lost
  * chunks.
  */
-#ifndef HITRAIN_TIERING_API_CHECK_H
-#define HITRAIN_TIERING_API_CHECK_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -15,7 +14,7 @@ struct ht_extent;
 uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len);
 /* For fsck: walk published references in (oid, index) order, one call per chunk. Non-zero from fn ends the walk. */
 struct ht_chunk_info {
-    uint64_t oid, index, object_size;
+    uint64_t oid, index;
     uint32_t chunk_bytes, stored_bytes, visible_bytes, generation;
     uint8_t codec;
     uint64_t checksum;
@@ -57,5 +56,3 @@ struct ht_unknown_records {
 struct ht_unknown_records ht_store_unknown_records(const struct ht_store *s);
 /* Copies up to cap conflicts; returns how many there are in all. */
 size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap);
-
-#endif

@@ -6,8 +6,7 @@
  * write gives them space here. To the store the vault is a device that it never writes, and one more owner of the
  * bytes, so its space is never freed. Only reads of such content, and what needs the bytes, ever wait for it.
  */
-#ifndef HITRAIN_TIERING_API_COLD_H
-#define HITRAIN_TIERING_API_COLD_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -57,5 +56,3 @@ bool ht_scope_is_warm(struct ht_store *s, uint64_t scope);
 typedef bool ht_recall_stop(void *ctx);
 int ht_obj_recall(struct ht_obj *o, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;
 int ht_scope_recall(struct ht_store *s, uint64_t scope, ht_recall_stop *stop, void *ctx) HT_MUST_CHECK;
-
-#endif

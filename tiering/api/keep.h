@@ -14,10 +14,8 @@
  * nothing can be refused once a record is put, but for memory that other threads' writes made necessary since; then the
  * copy as a whole is left out.
  */
-#ifndef HITRAIN_TIERING_API_KEEP_H
-#define HITRAIN_TIERING_API_KEEP_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/tx.h"
 
 /* The number of a thing in a scope, and that of its copy. */
@@ -95,5 +93,3 @@ int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_l
 /* The scope accepts no changes from now on: a kept step's. -ENOMEM. */
 int ht_scope_freeze(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
 bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope);
-
-#endif

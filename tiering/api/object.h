@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* object.h - objects: sequences of bytes with an id. Reading, writing and keeping them. store.h explains the words. */
-#ifndef HITRAIN_TIERING_API_OBJECT_H
-#define HITRAIN_TIERING_API_OBJECT_H
+#pragma once
 
 #include <sys/types.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/tier/readahead_policy.h"
 
@@ -277,5 +275,3 @@ bool ht_obj_is_derived(struct ht_obj *obj);
 int ht_obj_set_used(struct ht_obj *obj, uint32_t bytes) HT_MUST_CHECK;
 /* Drops whole chunks at once, published or not, without a log record: of scratch objects only. WAITS. */
 void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
-
-#endif

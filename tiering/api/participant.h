@@ -15,8 +15,7 @@
  * but replay, replayed and pending_bytes run inside a transaction, so between two participants nothing else is
  * published.
  */
-#ifndef HITRAIN_TIERING_API_PARTICIPANT_H
-#define HITRAIN_TIERING_API_PARTICIPANT_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/participants.h>
@@ -97,5 +96,3 @@ struct ht_participant_type {
 #define HT_PARTICIPANT_TYPE(ID, name, first, last) extern const struct ht_participant_type ht_participant_##name;
 HT_PARTICIPANTS(HT_PARTICIPANT_TYPE)
 #undef HT_PARTICIPANT_TYPE
-
-#endif

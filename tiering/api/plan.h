@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan.h - the plan of a step that the store follows (tiering/tier/forecast.h), for people and programs. */
-#ifndef HITRAIN_TIERING_API_PLAN_H
-#define HITRAIN_TIERING_API_PLAN_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/forecast.h"
 
 struct ht_store;
@@ -31,5 +29,3 @@ struct ht_plan_place {
     unsigned use;
 };
 unsigned ht_store_plan_lines(struct ht_store *s, struct ht_plan_place *place, struct ht_plan_line *to, unsigned most);
-
-#endif

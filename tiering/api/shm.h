@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shm.h - objects whose content other programs have in memory, too: a memfd that they read and map. */
-#ifndef HITRAIN_TIERING_API_SHM_H
-#define HITRAIN_TIERING_API_SHM_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -33,5 +32,3 @@ void ht_obj_shm_close(struct ht_obj *obj);
 int ht_obj_shm_scan(struct ht_obj *obj) HT_MUST_CHECK;
 /* After ht_scope_abort, and its transaction: the files show the old content again. WAITS. */
 int ht_scope_shm_restore(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
-
-#endif

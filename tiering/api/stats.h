@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.h - figures of the store, its NUMA nodes and its devices. */
-#ifndef HITRAIN_TIERING_API_STATS_H
-#define HITRAIN_TIERING_API_STATS_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/io/dev.h"
 #include "tiering/io/gate.h"
 #include "tiering/io/rings.h"
 #include "tiering/journal/journal.h"
@@ -92,5 +89,3 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
  */
 int ht_store_scope_space(struct ht_store *s, uint64_t scope, uint64_t *out_stored_bytes,
                          uint64_t *out_own_bytes) HT_MUST_CHECK;
-
-#endif

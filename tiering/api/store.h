@@ -28,10 +28,8 @@
  * Errors: negative errno. -EIO: device error or checksum mismatch; -ENOSPC: no space for the data, or no space in the
  * log for the metadata; -EROFS: the store is read-only.
  */
-#ifndef HITRAIN_TIERING_API_STORE_H
-#define HITRAIN_TIERING_API_STORE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
@@ -193,5 +191,3 @@ void ht_store_dump(struct ht_store *s, struct ht_dump *d);
  * works on the store.
  */
 void ht_store_verify(struct ht_store *s, bool idle);
-
-#endif

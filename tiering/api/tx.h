@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tx.h - transactions: records of metadata that become durable together, and the records of a scope. */
-#ifndef HITRAIN_TIERING_API_TX_H
-#define HITRAIN_TIERING_API_TX_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/participant.h"
@@ -127,5 +125,3 @@ int ht_scope_abort_rest(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
  * caller holds no lock of a client.
  */
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
-
-#endif

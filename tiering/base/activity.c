@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* activity.c - see activity.h. */
 #include "tiering/base/activity.h"
 
 #include <pthread.h>

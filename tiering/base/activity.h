@@ -8,8 +8,7 @@
  * A thread gets its record with its first note and gives it back when it ends. A thread that finds no free record notes
  * nothing.
  */
-#ifndef HITRAIN_TIERING_BASE_ACTIVITY_H
-#define HITRAIN_TIERING_BASE_ACTIVITY_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -64,5 +63,3 @@ int ht_activity_thread(void);
 /* The record at this place below HT_ACTIVITIES_MAX, or NULL. */
 const struct ht_activity *ht_activity_at(unsigned i);
 bool ht_activity_holds(const struct ht_activity *a, const void *chunk);
-
-#endif

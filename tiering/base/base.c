@@ -2,8 +2,6 @@
 /* base.c - clocks, sizes in people's notation, random bytes. No state; any thread. */
 #include "tiering/base/base.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/random.h>
 #include <time.h>
 

@@ -5,13 +5,15 @@
  * Every function of the project that can fail returns 0 (or a useful count)
  * or a negative errno, and is marked HT_MUST_CHECK.
  */
-#ifndef HITRAIN_TIERING_BASE_BASE_H
-#define HITRAIN_TIERING_BASE_BASE_H
+#pragma once
 
+#include <assert.h>
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tiering/base/guarded.h"
@@ -87,5 +89,3 @@ int ht_random(void *buf, size_t len) HT_MUST_CHECK;
 int ht_array_grow(void **array, size_t *cap, size_t need, size_t size) HT_MUST_CHECK;
 /* For qsort, bsearch and tfind: things that begin with a uint64_t, the smallest first. */
 int ht_compare_numbers(const void *a, const void *b);
-
-#endif

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* buckets.c - see buckets.h. */
 #include "tiering/base/buckets.h"
-
-#include <stdlib.h>
 
 static size_t segment_buckets(unsigned segment)
 {

@@ -10,8 +10,7 @@
  * A bucket is the head of a chain. Chains, their entries and the lock are the owner's. Zeros are an empty table. It
  * never shrinks.
  */
-#ifndef HITRAIN_TIERING_BASE_BUCKETS_H
-#define HITRAIN_TIERING_BASE_BUCKETS_H
+#pragma once
 
 #include "tiering/base/list.h"
 
@@ -59,5 +58,3 @@ size_t ht_buckets_next(const struct ht_buckets *t, size_t bucket);
 uint64_t ht_buckets_bytes(const struct ht_buckets *t);
 /* The entries remain the owner's. */
 void ht_buckets_free(struct ht_buckets *t);
-
-#endif

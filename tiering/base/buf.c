@@ -9,8 +9,6 @@
 
 #include <endian.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #define CAP_BYTES_MIN 64u
 

@@ -6,8 +6,7 @@
  * error state (err = -ENOMEM) and ignores further puts; check once at the end.
  * A reader that ran past the end stays in the error state and returns zeros.
  */
-#ifndef HITRAIN_TIERING_BASE_BUF_H
-#define HITRAIN_TIERING_BASE_BUF_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -63,5 +62,3 @@ uint32_t ht_le32_load(const void *p);
 uint64_t ht_le64_load(const void *p);
 void ht_le32_store(void *p, uint32_t v);
 void ht_le64_store(void *p, uint64_t v);
-
-#endif

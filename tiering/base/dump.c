@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dump.c - see dump.h. */
 #include "tiering/base/dump.h"
 
 #include <dirent.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/activity.h"
 #include "tiering/base/files.h"

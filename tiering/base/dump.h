@@ -5,8 +5,7 @@
  * Each folder appends what it knows. No function here or there waits for long: a lock that a thread does not release in
  * time is named together with that thread.
  */
-#ifndef HITRAIN_TIERING_BASE_DUMP_H
-#define HITRAIN_TIERING_BASE_DUMP_H
+#pragma once
 
 #include "tiering/base/buf.h"
 #include "tiering/base/lock.h"
@@ -36,5 +35,3 @@ bool ht_dump_rdlock(struct ht_dump *d, struct ht_rwlock *l, const char *what)
     HT_ATTRIBUTE(try_acquire_shared_capability(true, *l));
 /* All threads of the process, with their state in activity.h. */
 void ht_dump_threads(struct ht_dump *d);
-
-#endif

@@ -3,7 +3,6 @@
 #include "tiering/base/event.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 
 #include "tiering/base/lock.h"
 

@@ -5,10 +5,8 @@
  *
  * The words of the codes are an interface (hitrainctl, metrics, hitrainctl(8)): never change or reuse one.
  */
-#ifndef HITRAIN_TIERING_BASE_EVENT_H
-#define HITRAIN_TIERING_BASE_EVENT_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/log.h"
 
 /* E(identifier, word, level, by_file, meaning) */
@@ -113,5 +111,3 @@ void ht_event(enum ht_event_code code, const struct ht_event_about *about, const
  * When this returns no call of the former sink is running any more.
  */
 void ht_event_set_sink(void (*sink)(void *ctx, const struct ht_event *e), void *ctx);
-
-#endif

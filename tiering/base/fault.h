@@ -7,8 +7,7 @@
  * not reached. Some failures need no point, because tests can cause them directly: a request before it reaches its
  * device (tests/support/dev.h), any allocation and any thread (tests/support/wrap.h).
  */
-#ifndef HITRAIN_TIERING_BASE_FAULT_H
-#define HITRAIN_TIERING_BASE_FAULT_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -67,13 +66,13 @@ void ht_fault_disarm_all(void);
 /* How often the point was passed since it was armed. */
 unsigned ht_fault_passed(enum ht_fault_point point);
 
-extern _Atomic unsigned ht_faults_armed; /* points */
-int ht_fault_pass(enum ht_fault_point point);
+/* Of tests, while a point is armed (tests/unit/tiering/base/verify_faults.c), else NULL. */
+extern int (*_Atomic ht_fault_pass)(enum ht_fault_point point);
 
 /* 0, or the point's negative errno where this passage is to fail. */
 static inline int ht_fault(enum ht_fault_point point)
 {
-    return atomic_load_explicit(&ht_faults_armed, memory_order_relaxed) ? ht_fault_pass(point) : 0;
-}
+    int (*pass)(enum ht_fault_point point) = atomic_load_explicit(&ht_fault_pass, memory_order_relaxed);
 
-#endif
+    return pass ? pass(point) : 0;
+}

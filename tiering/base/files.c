@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files.c - see files.h. */
 #include "tiering/base/files.h"
 
-#include <stdio.h>
 #include <unistd.h>
 
 int ht_write_all(int fd, const void *data, size_t len)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.h - whole writes, and small texts. */
-#ifndef HITRAIN_TIERING_BASE_FILES_H
-#define HITRAIN_TIERING_BASE_FILES_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -9,5 +8,3 @@
 int ht_write_all(int fd, const void *data, size_t len) HT_MUST_CHECK;
 /* The first line of a file, without its end. False: there is none. */
 bool ht_read_line(const char *path, char *out, size_t cap) HT_MUST_CHECK;
-
-#endif

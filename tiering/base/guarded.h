@@ -6,8 +6,7 @@
  * sees one lock of each rank, and does not notice the lock of another store. Each lock has a function that returns it
  * (HT_OF_RANK), and the calls of lock.h take what that returns. Calls through pointers are not checked.
  */
-#ifndef HITRAIN_TIERING_BASE_GUARDED_H
-#define HITRAIN_TIERING_BASE_GUARDED_H
+#pragma once
 
 #include <hitrain/locks.h>
 
@@ -45,5 +44,3 @@ static inline void ht_rank_unshared(const struct ht_rank *r) HT_ATTRIBUTE(assert
 #define HT_OF_RANK(rank) HT_ATTRIBUTE(lock_returned(ht_rank[rank]))
 /* With a sentence that says why clang cannot follow. */
 #define HT_NO_THREAD_SAFETY_ANALYSIS HT_ATTRIBUTE(no_thread_safety_analysis)
-
-#endif

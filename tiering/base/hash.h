@@ -3,8 +3,7 @@
  * hash.h - checksums: XXH3, 64 and 128 bits (https://xxhash.com, format of xxHash 0.8).
  * The only file pair that knows which hash it is.
  */
-#ifndef HITRAIN_TIERING_BASE_HASH_H
-#define HITRAIN_TIERING_BASE_HASH_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -23,5 +22,3 @@ void ht_hash128_sum_free(struct ht_hash128_sum *s); /* NULL: nothing */
 void ht_hash128_sum_add(struct ht_hash128_sum *s, const void *data, size_t len);
 /* Of everything so far; more may follow. */
 struct ht_hash128 ht_hash128_sum_get(const struct ht_hash128_sum *s);
-
-#endif

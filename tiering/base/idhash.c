@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* idhash.c - see idhash.h. */
 #include "tiering/base/idhash.h"
 
 #include <stdbool.h>

@@ -8,8 +8,7 @@
  *
  * No order may follow from the hash that a user sees or that a repair depends on.
  */
-#ifndef HITRAIN_TIERING_BASE_IDHASH_H
-#define HITRAIN_TIERING_BASE_IDHASH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -38,5 +37,3 @@ static inline uint64_t ht_id_hash(uint64_t id)
 void ht_id_hash_fix(void);
 /* Other ones. Also before there is any table. */
 void ht_id_hash_draw(void);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* idtable.c - see idtable.h. */
 #include "tiering/base/idtable.h"
 #include "tiering/base/idhash.h"
 

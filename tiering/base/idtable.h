@@ -5,10 +5,8 @@
  * Grows by a bucket at a time and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are
  * an empty table. No lock: the owner's.
  */
-#ifndef HITRAIN_TIERING_BASE_IDTABLE_H
-#define HITRAIN_TIERING_BASE_IDTABLE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buckets.h"
 
 struct ht_id_link {
@@ -34,5 +32,3 @@ static inline uint64_t ht_id_table_bytes(const struct ht_id_table *t)
 }
 /* The entries remain the caller's. */
 void ht_id_table_free(struct ht_id_table *t);
-
-#endif

@@ -2,8 +2,6 @@
 /* json.c - see json.h. It does not know the meaning of its output. */
 #include "tiering/base/json.h"
 
-#include <assert.h>
-
 void ht_json_init(struct ht_json *j, FILE *to)
 {
     *j = (struct ht_json){.to = to};

@@ -5,10 +5,8 @@
  * Strings may hold any bytes, as file names do. A byte XX that is not part of a UTF-8 character becomes \udcXX. Python
  * calls this "surrogateescape": os.fsencode() of the parsed text returns the bytes.
  */
-#ifndef HITRAIN_TIERING_BASE_JSON_H
-#define HITRAIN_TIERING_BASE_JSON_H
+#pragma once
 
-#include <stdio.h>
 #include "tiering/base/base.h"
 
 enum { HT_JSON_DEPTH_MAX = 8 };
@@ -37,5 +35,3 @@ void ht_json_u64(struct ht_json *j, const char *key, uint64_t value);
 void ht_json_bool(struct ht_json *j, const char *key, bool value);
 /* A number if text is one by JSON's grammar, else a string. */
 void ht_json_word(struct ht_json *j, const char *key, const char *text);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lack.c - see lack.h. */
 #include "tiering/base/lack.h"
 
 static _Thread_local uint64_t lack_bytes;

@@ -3,8 +3,7 @@
  * lack.h - how much space a call lacked that was refused with -ENOSPC. Of each thread, like errno: whoever refuses says
  * it, and the caller that wants to make room asks before its next call.
  */
-#ifndef HITRAIN_TIERING_BASE_LACK_H
-#define HITRAIN_TIERING_BASE_LACK_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -14,5 +13,3 @@ int ht_lack_space(uint64_t bytes);
 uint64_t ht_lack(void);
 /* The same, once: 0 afterwards. */
 uint64_t ht_lack_take(void);
-
-#endif

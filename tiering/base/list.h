@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* list.h - intrusive lists, doubly linked, and chains with one link. Not locked: the owner's lock guards them. */
-#ifndef HITRAIN_TIERING_BASE_LIST_H
-#define HITRAIN_TIERING_BASE_LIST_H
+#pragma once
 
 #include <stdbool.h>
 #include "tiering/base/base.h"
@@ -68,5 +67,3 @@ static inline void ht_list_del(struct ht_list *n)
             before_->next = (entry)->next;   \
         }                                    \
     } while (0)
-
-#endif

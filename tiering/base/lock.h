@@ -6,8 +6,7 @@
  * mistakes end the process with a message that names both locks: taking a lock whose rank is not above all locks in the
  * list, waiting with a later lock held, and releasing a lock that is not held. No lock is taken twice.
  */
-#ifndef HITRAIN_TIERING_BASE_LOCK_H
-#define HITRAIN_TIERING_BASE_LOCK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -83,20 +82,13 @@ struct ht_lock_hold {
     uint64_t steps;  /* the most in one hold */
     uint64_t blocks; /* the same; 0 in other builds */
 };
-#ifdef HT_LOCK_CHECK
 /* Measures time from now on, or no more; steps are always counted. Any thread. */
 void ht_lock_measure(bool on);
 /* The longest of a rank since the last call, in any thread; in other builds all zeros. */
 struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank);
+#ifdef HT_LOCK_CHECK
 void ht_lock_step(void);
 #else
-static inline void ht_lock_measure(bool on)
-{
-}
-static inline struct ht_lock_hold ht_lock_longest(enum ht_lock_rank rank)
-{
-    return (struct ht_lock_hold){0};
-}
 static inline void ht_lock_step(void)
 {
 }
@@ -219,5 +211,3 @@ int ht_mutex_holder(const struct ht_mutex *m);
 int ht_rwlock_writer(const struct ht_rwlock *l);
 /* Does a thread wait to write under the lock, with which this one writes? */
 bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l);
-
-#endif

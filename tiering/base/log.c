@@ -10,7 +10,6 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <syslog.h>
 #include <unistd.h>
 
@@ -41,7 +40,7 @@ bool ht_log_on_terminal(void)
 
 const char *ht_log_level_word(enum ht_log_level level)
 {
-    static const char *const words[] = {"error", "warn", "info", "debug"};
+    static const char *const words[] = {"error", "warn", "info"};
 
     return words[level];
 }
@@ -71,8 +70,8 @@ static void hide_controls(char *text)
 
 void ht_log(enum ht_log_level level, const char *fmt, ...)
 {
-    static const char *const words[] = {"error: ", "warning: ", "", "debug: "};
-    static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
+    static const char *const words[] = {"error: ", "warning: ", ""};
+    static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO};
     int saved_errno = errno;
     char line[LINE_BYTES_MAX];
     va_list args;

@@ -6,8 +6,7 @@
  * other build HT_MUTANT is false and leaves no code. tests/tools/mutants.py says which test
  * catches which, and runs them.
  */
-#ifndef HITRAIN_TIERING_BASE_MUTANT_H
-#define HITRAIN_TIERING_BASE_MUTANT_H
+#pragma once
 
 #ifdef HT_MUTANTS
 
@@ -20,7 +19,5 @@ bool ht_mutant_is(const char *name);
 #else
 
 #define HT_MUTANT(name) 0
-
-#endif
 
 #endif

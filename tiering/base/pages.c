@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pages.c - see pages.h. */
 #include "tiering/base/pages.h"
 
 #include <sys/mman.h>

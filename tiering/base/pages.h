@@ -5,8 +5,7 @@
  * calloc zeroes such a table at once if its memory was in use before, and a sanitizer marks it whole. These pages are
  * zero, and come when they are touched.
  */
-#ifndef HITRAIN_TIERING_BASE_PAGES_H
-#define HITRAIN_TIERING_BASE_PAGES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -14,5 +13,3 @@
 void *ht_pages_new(size_t bytes);
 /* NULL: nothing. */
 void ht_pages_free(void *pages, size_t bytes);
-
-#endif

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool.c - see pool.h. */
 #include "tiering/base/pool.h"
-
-#include <assert.h>
-#include <stdlib.h>
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)

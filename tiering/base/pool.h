@@ -5,10 +5,8 @@
  * Pieces come from blocks; an empty block is given back, except one. No lock: the owner's. In builds with
  * AddressSanitizer each piece is an allocation of its own, so that every misuse of one is found.
  */
-#ifndef HITRAIN_TIERING_BASE_POOL_H
-#define HITRAIN_TIERING_BASE_POOL_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 
 struct ht_pool {
@@ -29,5 +27,3 @@ void ht_pool_put(struct ht_pool *p, void *piece);
 bool ht_pool_is_apart(void);
 /* All pieces were put. */
 void ht_pool_destroy(struct ht_pool *p);
-
-#endif

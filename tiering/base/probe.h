@@ -5,8 +5,7 @@
  * A probe is one instruction that does nothing until a program attaches to it. A build without <sys/sdt.h> (package
  * systemtap-sdt-dev) has no probes. Arguments are integers and pointers; a bit-field needs a cast.
  */
-#ifndef HITRAIN_TIERING_BASE_PROBE_H
-#define HITRAIN_TIERING_BASE_PROBE_H
+#pragma once
 
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
@@ -17,6 +16,4 @@
 #define HT_PROBE1(name, a) ((void)(a))
 #define HT_PROBE2(name, a, b) ((void)(a), (void)(b))
 #define HT_PROBE3(name, a, b, c) ((void)(a), (void)(b), (void)(c))
-#endif
-
 #endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quota.c - see quota.h. */
 #include "tiering/base/quota.h"
 
 enum { OWNER_PARTS = 1, OTHERS_PARTS = 6, PARTS = 8, BLOCK_SHIFT = 16 };

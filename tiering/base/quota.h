@@ -10,8 +10,7 @@
  * So no user takes what another one of these three kinds needs. Users of the third kind halve their rest, one after
  * the other: there always is some.
  */
-#ifndef HITRAIN_TIERING_BASE_QUOTA_H
-#define HITRAIN_TIERING_BASE_QUOTA_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -37,5 +36,3 @@ uint64_t ht_quota_taken(const struct ht_quota *q);
 uint64_t ht_quota_room(const struct ht_quota *q, const struct ht_quota_user *u);
 /* It has so much now. The caller has asked for room. */
 void ht_quota_set(struct ht_quota *q, struct ht_quota_user *u, uint64_t taken);
-
-#endif

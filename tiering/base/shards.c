@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shards.c - see shards.h. */
 #include "tiering/base/shards.h"
-
-#include <stdio.h>
 
 struct ht_shards ht_shards_even(unsigned ranks)
 {
@@ -154,14 +151,6 @@ static void apply_change(const struct ht_shards *s, unsigned i, uint64_t blocks,
     }
 }
 
-static void owners(const struct ht_shards *s, unsigned changes, uint64_t blocks, uint16_t *owner)
-{
-    for (uint64_t b = 0; b < blocks; b++)
-        owner[b] = (uint16_t)(b % s->change[0].ranks);
-    for (unsigned i = 1; i < changes; i++)
-        apply_change(s, i, blocks, owner);
-}
-
 bool ht_shards_fit(const struct ht_shards *s, uint64_t blocks)
 {
     return blocks <= HT_SHARDS_BLOCKS_MAX && blocks * s->changes <= HT_SHARDS_WORK_MAX;
@@ -169,7 +158,10 @@ bool ht_shards_fit(const struct ht_shards *s, uint64_t blocks)
 
 void ht_shards_owners(const struct ht_shards *s, uint64_t blocks, uint16_t *owner)
 {
-    owners(s, s->changes, blocks, owner);
+    for (uint64_t b = 0; b < blocks; b++)
+        owner[b] = (uint16_t)(b % s->change[0].ranks);
+    for (unsigned i = 1; i < s->changes; i++)
+        apply_change(s, i, blocks, owner);
 }
 
 /* A rank keeps at most an even share of what it had, and as many ranks as blocks are over keep one more. */
@@ -188,12 +180,4 @@ uint64_t ht_shards_least(const struct ht_shards *s, uint64_t blocks, const uint1
         more += had[r] > blocks / ranks;
     }
     return blocks - stay - ht_min_u64(more, blocks % ranks);
-}
-
-bool ht_shards_owners_before(const struct ht_shards *s, uint64_t blocks, uint16_t *owner)
-{
-    if (s->changes < 2)
-        return false;
-    owners(s, s->changes - 1, blocks, owner);
-    return true;
 }

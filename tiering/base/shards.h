@@ -11,8 +11,7 @@
  *   - Of B blocks each of R ranks gets B/R or one more: those that own most have one more, then those of lower number.
  *   - A rank that has too many keeps its first ones. Free blocks go, in order, to ranks that have too few, in turn.
  */
-#ifndef HITRAIN_TIERING_BASE_SHARDS_H
-#define HITRAIN_TIERING_BASE_SHARDS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -44,18 +43,12 @@ void ht_shards_format(const struct ht_shards *s, char out[HT_SHARDS_TEXT_MAX]);
 /* The present number of a rank before the last change. NONE: it left. */
 unsigned ht_shards_renumber(const struct ht_shards *s, unsigned rank);
 
-/*
- * The owner of each of the blocks of one parameter. before: the last change is left out; false if there is only one.
- * owner has room for the blocks.
- */
 /* May a parameter have so many blocks? */
 bool ht_shards_fit(const struct ht_shards *s, uint64_t blocks);
+/* The owner of each of the blocks of one parameter, for which there is room. */
 void ht_shards_owners(const struct ht_shards *s, uint64_t blocks, uint16_t *owner);
 /* The least number of blocks that get another owner by the last change, however they are given out evenly. */
 uint64_t ht_shards_least(const struct ht_shards *s, uint64_t blocks, const uint16_t *before);
-bool ht_shards_owners_before(const struct ht_shards *s, uint64_t blocks, uint16_t *owner);
 
 /* "2of4". False: it is no such name. */
 bool ht_shard_parse_name(const char *name, unsigned *out_rank, unsigned *out_ranks);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slice.c - see slice.h. */
 #include "tiering/base/slice.h"
 
 #include <sched.h>

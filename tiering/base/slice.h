@@ -4,8 +4,7 @@
  *
  * tiering/object/slice.h and fs/ns/op.h release the locks of the store and of names.
  */
-#ifndef HITRAIN_TIERING_BASE_SLICE_H
-#define HITRAIN_TIERING_BASE_SLICE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -53,5 +52,3 @@ void ht_slice_let_in(ht_slice_is_taken_fn *is_taken, const void *lock, uint64_t 
 bool ht_slice_is_over(struct ht_slice *slice, uint64_t *out_ns);
 /* The lock was released and taken again. */
 void ht_slice_begin_next(struct ht_slice *slice);
-
-#endif

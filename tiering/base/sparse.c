@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sparse.c - see sparse.h. */
 #include "tiering/base/sparse.h"
-
-#include <assert.h>
 
 /* Bytes of the entry. */
 static size_t put_entry(uint8_t *out, uint32_t zeros, const void *value, unsigned size)

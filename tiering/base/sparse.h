@@ -7,8 +7,7 @@
  * Zeros are elements of which all bits are 0. After HT_SPARSE_ZEROS_MAX zeros a zero is an entry, too. Zeros after the
  * last entry are not stored. Places only grow, so no entry comes twice.
  */
-#ifndef HITRAIN_TIERING_BASE_SPARSE_H
-#define HITRAIN_TIERING_BASE_SPARSE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -35,5 +34,3 @@ size_t ht_sparse_encode(struct ht_sparse_encoder *e, const void *bytes, size_t l
  * whole entries, or one of them lies beyond the elements; then out has any bytes.
  */
 int ht_sparse_decode(const void *entries, size_t len, unsigned size, void *out, size_t out_len) HT_MUST_CHECK;
-
-#endif

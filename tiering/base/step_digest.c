@@ -5,8 +5,6 @@
  */
 #include "tiering/base/step_digest.h"
 
-#include <stdio.h>
-
 #include <hitrain/words.h>
 #include "tiering/base/buf.h"
 

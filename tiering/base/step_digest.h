@@ -6,10 +6,8 @@
  *
  *   begin, { entry, its attributes, their end, its blocks, { state, its blocks } }, get, end
  */
-#ifndef HITRAIN_TIERING_BASE_STEP_DIGEST_H
-#define HITRAIN_TIERING_BASE_STEP_DIGEST_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/hash.h"
 
 enum {
@@ -50,5 +48,3 @@ struct ht_hash128 ht_digest_get(const struct ht_digest *d);
 void ht_digest_end(struct ht_digest *d);
 /* 32 hexadecimal digits; returns buf. */
 const char *ht_digest_text(const struct ht_hash128 *h, char buf[HT_DIGEST_TEXT_MAX]);
-
-#endif

@@ -2,7 +2,6 @@
 /* trace.c - see trace.h. An entry's last word says which round of the ring it is of; 0: it is being written. */
 #include "tiering/base/trace.h"
 
-#include <assert.h>
 #include <stdatomic.h>
 
 #include "tiering/base/activity.h"

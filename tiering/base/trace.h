@@ -10,8 +10,7 @@
  *     (the access)
  *     ht_trace_end(trace, &m, HT_TRACE_READ, id, offset, bytes);
  */
-#ifndef HITRAIN_TIERING_BASE_TRACE_H
-#define HITRAIN_TIERING_BASE_TRACE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -59,5 +58,3 @@ void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_tra
 
 /* The oldest entry after number `after`. False: there is none yet. */
 bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out);
-
-#endif

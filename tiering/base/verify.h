@@ -7,13 +7,10 @@
  * and the lanes of jobs (fs/fuse) whenever a job thread finds none. Tests call the checks
  * after each operation, in every build.
  */
-#ifndef HITRAIN_TIERING_BASE_VERIFY_H
-#define HITRAIN_TIERING_BASE_VERIFY_H
+#pragma once
 
 #ifdef HT_VERIFY_STATE
 #define HT_VERIFY(call) (call)
 #else
 #define HT_VERIFY(call) ((void)0)
-#endif
-
 #endif

@@ -14,8 +14,6 @@
  * that any row of numbers has all nodes in proportion. A few slots that came free on another node than the
  * requested one are kept for requests of that node (spare).
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
@@ -507,20 +505,6 @@ uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
     if (ht_arena_is_external(a, slot))
         return 1u << HT_SLOT_SHIFT;
     return (uint32_t)a->image[slot].subs << SUB_SHIFT;
-}
-
-uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)
-{
-    uint32_t total = a->slots * HT_SLOT_SUBS;
-
-    for (uint32_t k = 0; k < total; k++) {
-        uint32_t n = *hand % total;
-        const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
-        *hand = s->state == HT_SLOT_SPLIT ? (n + 1) % total : (n / HT_SLOT_SUBS + 1) * HT_SLOT_SUBS % total;
-        if (a->image[n].owner && s->state != HT_SLOT_FREE)
-            return n;
-    }
-    return HT_SLOT_NONE;
 }
 
 const struct ht_arena_sums *ht_arena_sums(const struct ht_arena *a)

@@ -12,10 +12,8 @@
  *
  * Not locked: the store's lock guards it; the bytes are guarded by the chunk locks.
  */
-#ifndef HITRAIN_TIERING_CACHE_ARENA_H
-#define HITRAIN_TIERING_CACHE_ARENA_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/mem.h"
 
 #define HT_SLOT_NONE UINT32_MAX
@@ -276,5 +274,3 @@ uint64_t ht_arena_meta_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
 /* Asserts that slots, pieces, lists and sums agree (tiering/base/verify.h). */
 void ht_arena_verify(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

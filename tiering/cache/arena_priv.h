@@ -5,10 +5,7 @@
  * No call searches: a slot is on a list for each kind of image in it, and on one for the room in it. So a request costs
  * the same whatever the arena's size, and however much is dirty.
  */
-#ifndef HITRAIN_TIERING_CACHE_ARENA_PRIV_H
-#define HITRAIN_TIERING_CACHE_ARENA_PRIV_H
-
-#include <assert.h>
+#pragma once
 
 #include "tiering/cache/arena.h"
 #include "tiering/tier/workingset.h"
@@ -166,5 +163,3 @@ void ht_eviction_note_attached(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LO
 void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
 /* An image in the arena is given back: it leaves all lists, and readahead was wasted on it if it was never used. */
 void ht_eviction_forget(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

@@ -20,9 +20,7 @@
  * image gets that slot. Dirty images outside both sets are out of reach of the clock, so eviction.c also says when they
  * should be written.
  */
-#include "tiering/cache/arena.h"
 #include "tiering/cache/arena_priv.h"
-#include "tiering/tier/workingset.h"
 
 enum { GROWING_MAX = 16 }; /* images */
 enum { AGED_MAX = 8 };     /* slots of the working set that the clock passes with one other */

@@ -5,14 +5,11 @@
  * Each request that waits has a ticket, and only the one whose ticket is served takes buffers: so none is overtaken,
  * however many buffers it needs. A request that may not wait gets nothing while another one waits.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/cache/staging.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/dump.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/lock.h"
 
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16, FILL_SHARE = 4 };
 

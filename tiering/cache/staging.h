@@ -10,10 +10,8 @@
  *
  * Threads: any; has its own lock, innermost.
  */
-#ifndef HITRAIN_TIERING_CACHE_STAGING_H
-#define HITRAIN_TIERING_CACHE_STAGING_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/mem.h"
 
 enum { HT_STAGING_REQUEST_MAX = 12 };
@@ -43,5 +41,3 @@ void ht_staging_dump(struct ht_staging *p, struct ht_dump *d);
 /* Heap for its stacks. */
 uint64_t ht_staging_meta_bytes(const struct ht_staging *p);
 const struct ht_pinned *ht_staging_memory(const struct ht_staging *p);
-
-#endif

@@ -2,7 +2,6 @@
 /* codec.c - the table of codecs. */
 #include "tiering/codec/codec.h"
 #include <hitrain/format.h>
-#include <hitrain/limits.h>
 
 /* The chunk's bytes themselves; a truncation lets fewer of them count. */
 static bool raw_valid(const struct ht_codec_sizes *z)

@@ -2,8 +2,7 @@
 /*
  * codec.h - how a chunk's bytes are stored: the table of codecs, one row for each HT_CODEC_* of the format. Pure.
  */
-#ifndef HITRAIN_TIERING_CODEC_CODEC_H
-#define HITRAIN_TIERING_CODEC_CODEC_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -16,5 +15,3 @@ struct ht_codec_sizes {
 };
 /* May a chunk be stored so? False also for a codec that this program does not know. */
 bool ht_codec_sizes_valid(const struct ht_codec_sizes *z) HT_MUST_CHECK;
-
-#endif

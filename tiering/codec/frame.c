@@ -3,15 +3,12 @@
  * frame.c - encodes and decodes compressed frames, and alone calls libzstd. All of its settings are fixed here, and
  * none depends on a level whose meaning the library may change. So a version of libzstd always gives the same bytes.
  */
-#include <assert.h>
-#include <stdlib.h>
 #include <zstd.h>
 
 #include "tiering/base/buf.h"
 #include "tiering/codec/frame.h"
 #include "tiering/codec/planes.h"
 #include <hitrain/format.h>
-#include <hitrain/limits.h>
 
 enum { HEADER_BYTES = sizeof(struct ht_disk_planes), VECTOR_BYTES = 64 };
 static_assert(HT_PLANES_MAX == HT_DISK_PLANES_MAX, "planes of the format");

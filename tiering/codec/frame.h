@@ -11,8 +11,7 @@
  * A frame comes from a device, so the decoder believes nothing. It writes no more than the caller asks for, reads
  * nothing outside the frame, and takes no memory, whatever a frame says.
  */
-#ifndef HITRAIN_TIERING_CODEC_FRAME_H
-#define HITRAIN_TIERING_CODEC_FRAME_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -38,5 +37,3 @@ uint64_t ht_decoder_bytes(const struct ht_decoder *d);
  */
 int ht_codec_decode(struct ht_decoder *d, const void *frame, uint32_t frame_bytes, void *out,
                     uint32_t bytes) HT_MUST_CHECK;
-
-#endif

@@ -9,8 +9,7 @@
  * of mantissas, which are near to random. A sample of the bytes shows which element size gives the smallest planes, so
  * no caller has to know what the bytes are.
  */
-#ifndef HITRAIN_TIERING_CODEC_PLANES_H
-#define HITRAIN_TIERING_CODEC_PLANES_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -28,5 +27,3 @@ void ht_planes_sample(const uint8_t *raw, size_t bytes, struct ht_planes *out);
 void ht_planes_split(uint8_t *const *plane, unsigned count, const uint8_t *raw, size_t n);
 /* The reverse. Nothing overlaps. */
 void ht_planes_join(uint8_t *raw, unsigned count, const uint8_t *const *plane, size_t n);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* admission.c - see admission.h. */
 #include "tiering/data/admission.h"
 #include "tiering/object/context.h"
 

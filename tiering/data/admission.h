@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* admission.h - the permit of a batch for its next chunk: it has the permit before it takes the chunk (io/gate.h). */
-#ifndef HITRAIN_TIERING_DATA_ADMISSION_H
-#define HITRAIN_TIERING_DATA_ADMISSION_H
+#pragma once
 
 #include "tiering/base/guarded.h"
 #include "tiering/io/gate.h"
@@ -22,5 +21,3 @@ enum ht_admission ht_admit(struct ht_store *s, struct ht_permit *spare, const st
 struct ht_permit_request ht_admission_of_ref(const struct ht_store *s, const struct ht_ref *ref);
 /* The spare permit becomes that of a request. */
 struct ht_permit ht_admission_take(struct ht_permit *spare);
-
-#endif

@@ -13,10 +13,8 @@
  * queues requests on the ring. So a caller starts many, sends them together (ht_ring_offer, ht_ring_kick), and finishes
  * them.
  */
-#ifndef HITRAIN_TIERING_DATA_CHUNK_IO_H
-#define HITRAIN_TIERING_DATA_CHUNK_IO_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/data/xfer.h"
 #include "tiering/io/gate.h"
@@ -108,5 +106,3 @@ void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *the
  * failed.
  */
 struct ht_event_about ht_chunk_io_about(const struct ht_chunk_io *io, int rc);
-
-#endif

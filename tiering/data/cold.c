@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cold.c - see cold.h. The store's lock guards the list of fetches, and who uses the client of the vault. */
-#include <assert.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/data/cold.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
 #include "tiering/remote/remote.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"

@@ -9,10 +9,8 @@
  * it still. So a vault that does not answer holds the threads alone that want its content, for the timeout once: then
  * the vault is silent, and fetches fail at once (tiering/remote/remote.h).
  */
-#ifndef HITRAIN_TIERING_DATA_COLD_H
-#define HITRAIN_TIERING_DATA_COLD_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 
 struct ht_chunk;
@@ -69,5 +67,3 @@ int ht_cold_connect(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK
 void ht_cold_disconnect(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 /* -ENOTCONN: there is no vault. */
 int ht_cold_state(struct ht_store *s, struct ht_remote_state *out) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

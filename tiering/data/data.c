@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data.c - sets up and ends the state of data/. */
-#include <stdlib.h>
 
 #include "tiering/data/data.h"
 #include "tiering/object/context.h"
-#include "tiering/base/lock.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/health.h"

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data_priv.h - inside data/: its state. Devices are bits. */
-#ifndef HITRAIN_TIERING_DATA_DATA_PRIV_H
-#define HITRAIN_TIERING_DATA_DATA_PRIV_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/data/decode.h"
 #include "tiering/data/encode.h"
@@ -60,5 +58,3 @@ struct ht_data {
         bool unrecorded;        /* no superblock names the present members of the epoch yet */
     };
 };
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decode.c - see decode.h. */
 #include "tiering/data/decode.h"
 
 #include "tiering/codec/frame.h"

@@ -4,12 +4,10 @@
  * for each processor, made when it is first needed, and a thread has one only while it decodes, never during I/O. A
  * store that has compressed content has one from the mount on. So a thread may have to wait, and always gets one.
  */
-#ifndef HITRAIN_TIERING_DATA_DECODE_H
-#define HITRAIN_TIERING_DATA_DECODE_H
+#pragma once
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/ref.h"
 
@@ -37,5 +35,3 @@ uint64_t ht_decoders_bytes(struct ht_decoders *d);
  * in whole blocks. -EUCLEAN: they are not what an encoder writes; -ENOMEM: no decoder was made before.
  */
 int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) HT_MUST_CHECK;
-
-#endif

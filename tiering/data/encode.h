@@ -9,20 +9,17 @@
  * Before the first frame the superblocks have to say that there may be some. A writer cannot do that while it holds a
  * chunk. So it asks, writes raw bytes until then, and an engine does it (engine/recompress.c).
  */
-#ifndef HITRAIN_TIERING_DATA_ENCODE_H
-#define HITRAIN_TIERING_DATA_ENCODE_H
+#pragma once
 
 #include <stdatomic.h>
 
 #include "tiering/api/store.h"
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/processors.h"
 #include "tiering/sys/quota.h"
 #include "tiering/tier/encode_policy.h"
 
 struct ht_encoder;
-struct ht_store;
 
 enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {
@@ -58,5 +55,3 @@ bool ht_encode_is_worth_now(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
  */
 int ht_encode_now(struct ht_store *s, const void *raw, uint32_t bytes, void *out)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -4,11 +4,9 @@
  *
  * Everything counts that the devices took: content, log and superblocks, of all devices together.
  */
-#include "tiering/data/endurance.h"
+#include "tiering/data/data.h"
 #include "tiering/base/event.h"
-#include "tiering/io/dev.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 

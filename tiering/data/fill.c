@@ -4,17 +4,11 @@
  * next to the interval extends it. Any other write first fills the rest from the reference, so that sequential writers
  * never read.
  */
-#include <assert.h>
 
 #include "tiering/data/fill.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/chunk_io.h"
 
 static void copy_outside(uint8_t *dst, const uint8_t *src, uint32_t visible, uint32_t lo, uint32_t hi)

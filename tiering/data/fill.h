@@ -2,10 +2,8 @@
 /*
  * fill.h - the bytes of an image. The caller holds the lock, and the chunk exclusively; the call may release the lock.
  */
-#ifndef HITRAIN_TIERING_DATA_FILL_H
-#define HITRAIN_TIERING_DATA_FILL_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/chunk.h"
 
 /*
@@ -15,5 +13,3 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUI
 /* The same with the verified content of the chunk's newest reference in memory. */
 int ht_chunk_fill_with(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -19,14 +19,7 @@
  */
 #include "tiering/data/flush.h"
 #include "tiering/base/mutant.h"
-#include "tiering/io/dev.h"
-#include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/chunk_io.h"
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flush.h - which flush covers a write, and which writes a failed flush voids. */
-#ifndef HITRAIN_TIERING_DATA_FLUSH_H
-#define HITRAIN_TIERING_DATA_FLUSH_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/ref.h"
 
@@ -65,5 +63,3 @@ uint64_t ht_flush_error_passes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STO
  */
 bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t flush_error_passes)
     HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

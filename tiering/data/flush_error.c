@@ -20,19 +20,11 @@
  * while a new failure makes them suspect again. A write that was in flight at that time is noticed when it is installed
  * (ht_xfer_validate), a clone when its target gets the reference. Lock: store.lock.
  */
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
-#include "tiering/base/lock.h"
-#include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"

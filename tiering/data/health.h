@@ -2,10 +2,8 @@
 /*
  * health.h - how the devices do, for callers that must not wait for one that does not answer. Sets of devices are bits.
  */
-#ifndef HITRAIN_TIERING_DATA_HEALTH_H
-#define HITRAIN_TIERING_DATA_HEALTH_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 
 struct ht_store;
@@ -31,5 +29,3 @@ uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope) HT_REQUIRE
 uint32_t ht_probe_devices(struct ht_store *s, uint32_t devices) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Waits for the probes that still run. No other thread works with the store. */
 void ht_probes_end(struct ht_store *s);
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* members.h - the devices of a store: which are there, and which take part in an epoch. */
-#ifndef HITRAIN_TIERING_DATA_MEMBERS_H
-#define HITRAIN_TIERING_DATA_MEMBERS_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 
 struct ht_store;
@@ -30,5 +28,3 @@ void ht_store_report_missing(struct ht_store *s);
 int ht_store_copy_lost(void *ctx, unsigned copy);
 /* The journal's copy_back. */
 int ht_store_copy_back(void *ctx, unsigned copy);
-
-#endif

@@ -4,14 +4,10 @@
  * been verified, so that no reader sees unverified bytes. The oldest read is finished first.
  */
 #include "tiering/data/read_batch.h"
-#include "tiering/io/dev.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
 #include "tiering/data/admission.h"
-#include "tiering/data/chunk_io.h"
 
 void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {

@@ -3,8 +3,7 @@
  * read_batch.h - chunks that are being read. A thread that has some waits for another chunk only after finishing them
  * all.
  */
-#ifndef HITRAIN_TIERING_DATA_READ_BATCH_H
-#define HITRAIN_TIERING_DATA_READ_BATCH_H
+#pragma once
 
 #include "tiering/data/chunk_io.h"
 
@@ -29,5 +28,3 @@ void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_ch
  */
 void ht_read_batch_finish(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);
 void ht_read_batch_finish_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

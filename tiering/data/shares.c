@@ -6,10 +6,7 @@
  * wakes for it. A device that the store closed or that does not answer has no share (ht_store_check_device). One of the
  * class capacity has a share once a model uses all paths.
  */
-#include "tiering/data/shares.h"
-#include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
-#include "tiering/tier/placement.h"
+#include "tiering/data/data.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 

@@ -8,23 +8,14 @@
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
  * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.h).
  */
-#include <limits.h>
-#include <stdlib.h>
 
 #include "tiering/data/write_batch.h"
-#include "tiering/tier/placement.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/admission.h"
-#include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
 #include "tiering/data/write_frame.h"

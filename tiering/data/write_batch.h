@@ -3,8 +3,7 @@
  * write_batch.h - dirty images that are being written. A thread that has some waits for another chunk only after
  * finishing them all.
  */
-#ifndef HITRAIN_TIERING_DATA_WRITE_BATCH_H
-#define HITRAIN_TIERING_DATA_WRITE_BATCH_H
+#pragma once
 
 #include "tiering/base/list.h"
 #include "tiering/data/chunk_io.h"
@@ -62,5 +61,3 @@ void ht_write_batch_range(struct ht_write_batch *w, struct ht_obj *o, uint64_t f
     HT_REQUIRES(HT_LOCK_STORE);
 /* Writes back chunks [first, last) as far as it can be done; errors stay with the object. */
 void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last) HT_EXCLUDES(HT_LOCK_STORE);
-
-#endif

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * write_frame.c - see write_frame.h.
- *
  *   image of a new chunk --worth it--> encoded into a staging buffer --> written and published as any other
  *                    |                          |
  *                    |                          '-- no buffer, no encoder, or it saves too little
@@ -16,9 +14,7 @@
 #include "tiering/base/mutant.h"
 #include "tiering/cache/staging.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 
 bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t bytes)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* write_frame.h - a chunk that is written for the first time becomes a compressed frame at once, if that is faster. */
-#ifndef HITRAIN_TIERING_DATA_WRITE_FRAME_H
-#define HITRAIN_TIERING_DATA_WRITE_FRAME_H
+#pragma once
 
 #include "tiering/data/write_batch.h"
 
@@ -23,5 +22,3 @@ void ht_write_frames_durable(struct ht_store *s);
 bool ht_write_frames_asked(const struct ht_store *s);
 /* How many chunks became frames when they were written, and the bytes that these take less. */
 void ht_write_frame_figures(const struct ht_store *s, uint64_t *out_chunks, uint64_t *out_saved_bytes);
-
-#endif

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* xfer.c - requests for the extents of a reference. No lock held. */
-#include <stdlib.h>
 
 #include "tiering/data/xfer.h"
 #include "tiering/base/fault.h"
-#include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/data_priv.h"
 
 /* A device that is missing, or has not answered for long, gets no request: no thread should wait for it. */

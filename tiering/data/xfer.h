@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* xfer.h - inside data/: requests for the extents of a reference. chunk_io.h is for others. */
-#ifndef HITRAIN_TIERING_DATA_XFER_H
-#define HITRAIN_TIERING_DATA_XFER_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include "tiering/object/ref.h"
 
@@ -30,5 +28,3 @@ int ht_xfer_validate(struct ht_store *s, struct ht_xfer *x, struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Its path, or a text for an absent one. */
 const char *ht_device_name(const struct ht_store *s, unsigned device);
-
-#endif

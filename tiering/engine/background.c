@@ -3,8 +3,6 @@
  * background.c - the rows of the lane `background` for operators: figures, pause and resume. A new row needs nothing.
  * And the lane for a pool of threads of an upper folder.
  */
-#include "tiering/api/background.h"
-#include "tiering/io/gate.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -18,24 +16,14 @@ const char *ht_background_state_word(enum ht_background_state state)
 int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out)
 {
     const struct ht_lane *l = &s->engine->lane[HT_LANE_BACKGROUND];
-    struct ht_row_figures f;
 
     if (index >= l->rows)
         return -ENOENT;
     struct ht_row *r = l->row[index];
-    ht_row_figures(r, &f);
-    *out = (struct ht_background_stat){
-        .engine = r->type->name,
-        .state = f.state,
-        .steps = f.steps,
-        .blocked = f.blocked,
-        .bytes = f.bytes,
-        .cpu_ns = f.cpu_ns,
-        .run_bytes = f.run_bytes,
-        .run_ns = f.run_ns,
-        .figure = r->type->figure,
-        .figures = r->type->figures,
-    };
+    ht_row_figures(r, out);
+    out->engine = r->type->name;
+    out->figure = r->type->figure;
+    out->figures = r->type->figures;
     for (unsigned i = 0; i < r->type->figures; i++)
         out->value[i] = r->figure[i];
     if (r->type->values)

@@ -12,12 +12,10 @@
  * A device that falls silent during the commit's own requests holds the engine until it answers.
  */
 #include "tiering/base/event.h"
-#include "tiering/io/dev.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
-#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 
 /* A scan for stores through mappings of passthrough files takes at most so small a part of the timer's period. */

@@ -27,19 +27,12 @@
  */
 #include "tiering/engine/dedup.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/api/check.h"
 #include "tiering/base/mutant.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/pass.h"
 

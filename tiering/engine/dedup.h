@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dedup.h - inside engine/: deduplication of all content, and pairs of chunks. */
-#ifndef HITRAIN_TIERING_ENGINE_DEDUP_H
-#define HITRAIN_TIERING_ENGINE_DEDUP_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
@@ -88,5 +86,3 @@ void ht_dedup_share_seen(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE); /* at t
 
 void ht_dedup_end(struct ht_dedup *d); /* its memory; no step runs */
 extern const struct ht_engine_type ht_dedup_engine;
-
-#endif

@@ -13,14 +13,8 @@
  */
 #include "tiering/base/idhash.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/flush.h"
-#include "tiering/txn/txn.h"
-#include "tiering/engine/dedup.h"
 #include "tiering/engine/engine_priv.h"
 
 static bool is_present(const struct ht_store *s, const struct ht_ref *ref)

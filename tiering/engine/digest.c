@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* digest.c - the engine `digest`: see tiering/api/background.h. Its work is that of an upper folder. */
-#include "tiering/api/background.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 

@@ -17,13 +17,9 @@
  *   full store      a discard takes at most a quarter of the free blocks, and writers wait for it (object/space.c)
  *   no discard      a device that refuses one is not asked again in this mount
  */
-#include <stdlib.h>
 
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
-#include "tiering/io/dev.h"
-#include "tiering/io/rings.h"
-#include "tiering/api/background.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 

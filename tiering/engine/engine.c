@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c - the table of the engines, and their lanes. */
-#include <stdlib.h>
 
 #include "tiering/engine/engine.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
-#include "tiering/api/background.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/health.h"

@@ -22,10 +22,8 @@
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.
  */
-#ifndef HITRAIN_TIERING_ENGINE_ENGINE_H
-#define HITRAIN_TIERING_ENGINE_ENGINE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/object.h"
 #include "tiering/tier/forecast.h"
 #include "tiering/engine/scheduler.h"
@@ -76,5 +74,3 @@ void ht_planner_fetch_done(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 void ht_planner_fetch_later(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk got an image before it is needed. */
 void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_priv.h - inside engine/. */
-#ifndef HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
-#define HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
+#pragma once
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/nodes.h"
@@ -18,7 +16,6 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 #include "tiering/engine/recompress.h"
-#include "tiering/engine/scheduler.h"
 
 /* ----------------------------------------------------------------- state */
 
@@ -37,8 +34,6 @@ struct ht_relief {
     struct ht_row row;
     struct ht_lane lane; /* of a node */
 };
-
-struct ht_forecast;
 
 /* planner.c */
 struct ht_planner {
@@ -174,5 +169,3 @@ enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING, HT_CLEAN_FINA
  */
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

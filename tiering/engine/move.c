@@ -24,13 +24,7 @@
  */
 #include "tiering/engine/move.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
-#include "tiering/space/alloc.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"

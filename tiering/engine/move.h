@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* move.h - inside engine/: compaction. */
-#ifndef HITRAIN_TIERING_ENGINE_MOVE_H
-#define HITRAIN_TIERING_ENGINE_MOVE_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_move_batch;
@@ -34,5 +32,3 @@ struct ht_compaction {
 
 void ht_compact_end(struct ht_compaction *c); /* its memory; no step runs */
 extern const struct ht_engine_type ht_compact_engine;
-
-#endif

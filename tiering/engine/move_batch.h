@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* move_batch.h - inside engine/: nearly empty groups of blocks with what lies in them, and emptying them. */
-#ifndef HITRAIN_TIERING_ENGINE_MOVE_BATCH_H
-#define HITRAIN_TIERING_ENGINE_MOVE_BATCH_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/move.h"
@@ -61,5 +59,3 @@ bool ht_move_is_long(const struct ht_move_batch *b);
 bool ht_move_is_over(const struct ht_move_batch *b);
 /* Opens the groups that are still closed. */
 void ht_move_open_all(struct ht_move_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
-
-#endif

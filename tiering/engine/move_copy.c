@@ -9,7 +9,6 @@
  * gets half as many. So a step ends in time on a slow device, too.
  */
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/move_batch.h"

@@ -14,16 +14,11 @@
  *
  * Between units the batch keeps numbers only: a deleted object keeps no space because the engine was paused.
  */
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
 #include "tiering/space/alloc.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/move_batch.h"

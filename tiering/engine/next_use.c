@@ -8,13 +8,8 @@
  * While a plan is followed hints get places in its order, and count more than what it says. Without one they make an
  * order of their own. When that changes all images get their places again.
  */
-#include "tiering/api/object.h"
 #include "tiering/cache/arena.h"
-#include "tiering/io/dev.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 #include "tiering/engine/engine_priv.h"
 
 enum { PART_CHUNKS = 64, ROOM_PART = 4, LEAD_TIMES = 2, LEAVE_SLOTS = 1024 };

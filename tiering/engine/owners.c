@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* owners.c - see owners.h. */
 #include "tiering/engine/owners.h"
-
-#include <stdlib.h>
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/lock.h"
 #include "tiering/object/context.h"
-#include "tiering/object/refcount.h"
 #include "tiering/txn/txn.h"
 
 #define HASHES_ALL (UINT64_C(1) << 32)

@@ -16,13 +16,8 @@
  *
  * One thread's.
  */
-#ifndef HITRAIN_TIERING_ENGINE_OWNERS_H
-#define HITRAIN_TIERING_ENGINE_OWNERS_H
+#pragma once
 
-#include <assert.h>
-
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
 
 /*
@@ -92,5 +87,3 @@ size_t ht_owners_same(const struct ht_owners *w, size_t at);
 size_t ht_owners_first_of(const struct ht_owners *w, unsigned group);
 uint64_t ht_owners_bytes(const struct ht_owners *w); /* heap */
 void ht_owners_end(struct ht_owners *w);
-
-#endif

@@ -1,16 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass.c - see pass.h. */
 #include "tiering/engine/pass.h"
-
-#include <stdlib.h>
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 
 enum {
     SLICE_CHUNKS = 256, /* looked at under the lock */

@@ -15,13 +15,10 @@
  *
  * One thread at a time.
  */
-#ifndef HITRAIN_TIERING_ENGINE_PASS_H
-#define HITRAIN_TIERING_ENGINE_PASS_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/engine/owners.h"
 #include "tiering/engine/walk.h"
 #include "tiering/txn/txn.h"
@@ -81,5 +78,3 @@ bool ht_pass_is_long(const struct ht_pass *p);
 /* A slice of the walk, or a noted place, and what it found. -ENOMEM */
 int ht_pass_next(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_pass_put(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE); /* what it found */
-
-#endif

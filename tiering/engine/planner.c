@@ -16,18 +16,12 @@
  * A ring of runs that is full and has no whole step is followed by a larger one, if the tier is large enough. Making a
  * plan takes a small part of one processor, however often it fails.
  */
-#include <stdlib.h>
 
-#include "tiering/tier/forecast.h"
 #include "tiering/tier/period.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/plan.h"
-#include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
 enum { RUNS_MIN = 4, ROOM_PART = 8, HISTORY_MIN = 4, NEWS_PART = 16, AHEAD_PART = 16 };

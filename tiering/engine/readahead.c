@@ -16,24 +16,13 @@
  * Threads hold several chunks here, in any order. They wait for a chunk only when they hold none.
  */
 
-#include "tiering/base/list.h"
-#include "tiering/tier/readahead_policy.h"
 #include "tiering/cache/arena.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/admission.h"
 #include "tiering/data/read_batch.h"
-#include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
 #include "tiering/shm/shm.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
 enum {

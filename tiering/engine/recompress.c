@@ -19,20 +19,11 @@
  * objects, and the space of at most 8 MiB of frames. A pause gives that space back, and the next round compresses
  * these chunks.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
-#include "tiering/api/background.h"
-#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/write_frame.h"
-#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
 #include "tiering/engine/pass.h"

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* recompress.h - inside engine/: lossless compression in the background. */
-#ifndef HITRAIN_TIERING_ENGINE_RECOMPRESS_H
-#define HITRAIN_TIERING_ENGINE_RECOMPRESS_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/api/background.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scheduler.h"
@@ -47,5 +44,3 @@ uint64_t ht_recompress_bytes(const struct ht_recompress *c); /* heap */
 /* Gives back the space of frames that wait. No step runs; also as a part of one. */
 void ht_recompress_stop(struct ht_recompress *c) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_recompress_destroy(struct ht_recompress *c);
-
-#endif

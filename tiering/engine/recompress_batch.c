@@ -18,17 +18,10 @@
  * Frames that wait take space. So they are at most a quarter of the available space, and a store that has no space for
  * the next frame publishes first, and waits until the space of the raw chunks is free.
  */
-#include <stdlib.h>
 
 #include "tiering/codec/frame.h"
-#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* recompress_batch.h - inside engine/: frames of chunks, written one by one and published together. */
-#ifndef HITRAIN_TIERING_ENGINE_RECOMPRESS_BATCH_H
-#define HITRAIN_TIERING_ENGINE_RECOMPRESS_BATCH_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 
@@ -55,5 +52,3 @@ bool ht_recompress_batch_is_full(struct ht_recompress_batch *b) HT_EXCLUDES(HT_L
 int ht_recompress_batch_publish(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The space of frames that wait. */
 void ht_recompress_batch_give_back(struct ht_recompress_batch *b) HT_EXCLUDES(HT_LOCK_STORE);
-
-#endif

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scheduler.c - see scheduler.h. */
-#include <assert.h>
 
 #include "tiering/engine/scheduler.h"
 
@@ -436,7 +434,7 @@ static enum ht_background_state state_of(const struct ht_row *r) HT_REQUIRES(HT_
     return r->stepping || r->run_began_ns ? HT_BACKGROUND_WORKING : HT_BACKGROUND_IDLE;
 }
 
-void ht_row_figures(struct ht_row *r, struct ht_row_figures *out)
+void ht_row_figures(struct ht_row *r, struct ht_background_stat *out)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));
     *out = r->figures;

@@ -41,12 +41,10 @@
  * Lock: lane.lock, of HT_LOCK_ENGINE. It is a leaf, so rows are woken with the locks of the store and of the journal
  * held. Steps run without it.
  */
-#ifndef HITRAIN_TIERING_ENGINE_SCHEDULER_H
-#define HITRAIN_TIERING_ENGINE_SCHEDULER_H
+#pragma once
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/io/gate.h"
 #include "tiering/tier/pace.h"
@@ -65,12 +63,6 @@ struct ht_engine_type {
     void (*values)(void *ctx, uint64_t out[]); /* sets values that the row has not; or NULL. Any thread */
 };
 
-struct ht_row_figures {
-    uint64_t steps, blocked, bytes, cpu_ns;
-    enum ht_background_state state;
-    uint64_t run_bytes, run_ns; /* since it was idle last, without pauses */
-};
-
 struct ht_row {
     const struct ht_engine_type *type;
     void *ctx;
@@ -80,14 +72,14 @@ struct ht_row {
     HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
         uint64_t at_ns; /* when it is due */
         bool stepping, woken, blocked;
-        bool paused, passes;   /* passes: one step comes in spite of pause and budget */
-        bool rests;            /* its rest is due */
-        bool is_long;          /* so is its next step: not for a thread that serves */
-        bool long_anyway;      /* but the lane's own thread could not be started */
-        bool off;              /* it never steps, or not any more */
-        uint64_t run_began_ns; /* 0: it is idle; pauses move it on */
-        uint64_t paused_ns;    /* while paused: since when */
-        struct ht_row_figures figures;
+        bool paused, passes;               /* passes: one step comes in spite of pause and budget */
+        bool rests;                        /* its rest is due */
+        bool is_long;                      /* so is its next step: not for a thread that serves */
+        bool long_anyway;                  /* but the lane's own thread could not be started */
+        bool off;                          /* it never steps, or not any more */
+        uint64_t run_began_ns;             /* 0: it is idle; pauses move it on */
+        uint64_t paused_ns;                /* while paused: since when */
+        struct ht_background_stat figures; /* without those of its type */
     };
 };
 
@@ -162,6 +154,4 @@ void ht_row_pause(struct ht_row *r);
 /* As ht_row_wake. */
 int ht_row_resume(struct ht_row *r);
 bool ht_row_is_paused(struct ht_row *r);
-void ht_row_figures(struct ht_row *r, struct ht_row_figures *out);
-
-#endif
+void ht_row_figures(struct ht_row *r, struct ht_background_stat *out);

@@ -19,26 +19,14 @@
  * A run reads for others, too: meanwhile recompression and deduplication wait and read nothing. They get each content
  * that is sound. If deduplication waits, content comes beside its twins. After an hour both go on without the run.
  */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
-#include "tiering/base/lock.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
 #include "tiering/space/members.h"
-#include "tiering/space/super.h"
-#include "tiering/api/background.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/health.h"
 #include "tiering/engine/engine_priv.h"
-#include "tiering/engine/dedup.h"
 #include "tiering/engine/pass.h"
-#include "tiering/engine/recompress.h"
 #include "tiering/engine/scrub_chunk.h"
 
 enum {

@@ -15,19 +15,13 @@
  * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
  * error of the second read is damage.
  */
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
-#include "tiering/data/chunk_io.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/scrub_chunk.h"

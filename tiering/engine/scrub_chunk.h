@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub_chunk.h - inside engine/: stored bytes that a run of scrub looks at. */
-#ifndef HITRAIN_TIERING_ENGINE_SCRUB_CHUNK_H
-#define HITRAIN_TIERING_ENGINE_SCRUB_CHUNK_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/object/ref.h"
 
 struct ht_obj;
@@ -40,5 +37,3 @@ enum ht_suspect_result { HT_SUSPECT_SOUND, HT_SUSPECT_ABSENT, HT_SUSPECT_BAD };
 int ht_suspect_read(struct ht_suspect *x) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Reads bytes that seem bad again, with the chunk of an owner held, and repairs them if they are. The same. */
 int ht_suspect_check(struct ht_suspect *x, unsigned owner) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* walk.c - see walk.h. */
 #include "tiering/engine/walk.h"
 
-#include <stdlib.h>
-
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 
 #define REST_NS_MAX UINT64_C(1000000)
 

@@ -10,11 +10,9 @@
  *
  * One thread at a time.
  */
-#ifndef HITRAIN_TIERING_ENGINE_WALK_H
-#define HITRAIN_TIERING_ENGINE_WALK_H
+#pragma once
 
 #include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 
 struct ht_store;
 struct ht_obj;
@@ -54,5 +52,3 @@ uint64_t ht_walk_next_ns(const struct ht_walk *w, uint64_t period_ns);
 /* At most so many chunks, or objects. 0, or the error of the visitor. */
 int ht_walk_slice(struct ht_walk *w, const struct ht_walk_visitor *v, void *ctx, unsigned chunks)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -7,14 +7,9 @@
  * written as soon as the gate lets planned writes pass, each one once. So the devices are busy while a trainer
  * computes, and the publication finds little to write. If it changes again before, it is final no more.
  */
-#include "tiering/sys/nodes.h"
-#include "tiering/io/gate.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 #include "tiering/data/write_batch.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
 enum {

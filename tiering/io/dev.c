@@ -8,10 +8,8 @@
 #include "tiering/io/gate.h"
 #include "tiering/io/io_priv.h"
 
-#include <assert.h>
 #include <fcntl.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>

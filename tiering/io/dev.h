@@ -18,11 +18,9 @@
  *
  * Threads: devices may be shared by rings of different threads; a ring may not.
  */
-#ifndef HITRAIN_TIERING_IO_DEV_H
-#define HITRAIN_TIERING_IO_DEV_H
+#pragma once
 
 #include <sys/uio.h>
-#include "tiering/base/base.h"
 #include "tiering/io/gate_policy.h"
 #include "tiering/io/rate.h"
 
@@ -171,7 +169,6 @@ struct ht_io_features {
     bool commands;      /* of NVMe can be passed on */
 };
 int ht_io_features(struct ht_io_features *out) HT_MUST_CHECK;
-const char *ht_ring_mode_word(enum ht_ring_mode mode);
 
 /*
  * A ring of the calling thread, which alone may use it. depth: pieces of requests in flight at most (submission beyond
@@ -226,5 +223,3 @@ int ht_dev_flush(struct ht_dev *dev) HT_MUST_CHECK;
  */
 int ht_dev_flush_since(struct ht_dev *dev, uint64_t failures) HT_MUST_CHECK;
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len) HT_MUST_CHECK;
-
-#endif

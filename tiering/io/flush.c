@@ -22,7 +22,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/mutant.h"
 
-#include <assert.h>
 #include <hitrain/limits.h>
 #include <stdatomic.h>
 

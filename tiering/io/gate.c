@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gate.c - see gate.h.
- *
  * A thread waits with the flight_lock of its device. Permits that come back wake it. Urgent requests wake nobody when
  * they end: the waiting thread looks again at the time that the policy says, so that urgent requests cost the same with
  * a full gate.
@@ -10,8 +8,6 @@
  * before it reads the number of waiting threads. So one of the two sees the other.
  */
 #include "tiering/io/gate.h"
-
-#include <assert.h>
 
 #include "tiering/base/activity.h"
 #include "tiering/io/io_priv.h"

@@ -16,14 +16,12 @@
  *
  * Threads: any. State: in struct ht_dev, with its flight_lock.
  */
-#ifndef HITRAIN_TIERING_IO_GATE_H
-#define HITRAIN_TIERING_IO_GATE_H
+#pragma once
 
 #include <stdatomic.h>
 
 #include <hitrain/limits.h>
 #include "tiering/io/dev.h"
-#include "tiering/io/gate_policy.h"
 
 /* Sets the calling thread's class. Returns the one that it had. */
 enum ht_io_class ht_io_class_set(enum ht_io_class io_class);
@@ -92,5 +90,3 @@ struct ht_gate_stats {
     uint64_t waits[HT_IO_CLASSES], wait_ns[HT_IO_CLASSES]; /* at the gate, which have ended */
 };
 void ht_gate_stats(struct ht_dev *dev, struct ht_gate_stats *out);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gate_policy.c - see gate_policy.h. */
 #include "tiering/io/gate_policy.h"
 
 #define SECOND_NS UINT64_C(1000000000)

@@ -16,8 +16,7 @@
  * Work of a lower class never stops. A planned request waits 0.2 s at most, a background one 0.5 s. This also holds for
  * devices that complete nothing. A clock that goes back ends the wait.
  */
-#ifndef HITRAIN_TIERING_IO_GATE_POLICY_H
-#define HITRAIN_TIERING_IO_GATE_POLICY_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -60,5 +59,3 @@ struct ht_gate_state {
 /* Returns 0 if a request of so many bytes, which has waited since then, may go. Else when to look again, after now. */
 uint64_t ht_gate_next_ns(const struct ht_gate_state *st, enum ht_io_class io_class, uint32_t bytes, uint64_t since_ns,
                          uint64_t now_ns);
-
-#endif

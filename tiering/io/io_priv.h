@@ -9,10 +9,8 @@
  *
  * Locks: ram_lock, flush_lock and flight_lock are leaves: a thread that holds one takes no other.
  */
-#ifndef HITRAIN_TIERING_IO_IO_PRIV_H
-#define HITRAIN_TIERING_IO_IO_PRIV_H
+#pragma once
 
-#include "tiering/io/dev.h"
 #include "tiering/io/observer.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/mem.h"
@@ -150,5 +148,3 @@ int ht_ram_perform(struct ht_io *io);
 
 /* flush.c: a shared flush ended. */
 void ht_flush_end(const struct ht_io *io);
-
-#endif

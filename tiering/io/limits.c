@@ -8,8 +8,6 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/sys/below.h"
 
-#include <stdio.h>
-
 #define PAGE_BYTES 4096u
 
 /* The number of the disk, if the device is a partition. */

@@ -9,8 +9,6 @@
 
 #include <dirent.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/sysmacros.h>
 
 #include "tiering/base/files.h"

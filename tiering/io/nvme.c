@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvme.c - see nvme.h. */
 #include "tiering/io/nvme.h"
 #include "tiering/base/buf.h"
-
-#include <assert.h>
 
 #define PAGE_BYTES_MIN 4096u /* the unit of MDTS is the smallest page of the controller: this or more */
 

@@ -5,8 +5,7 @@
  *
  * Field names and numbers are those of the NVM Express Base and NVM Command Set specifications.
  */
-#ifndef HITRAIN_TIERING_IO_NVME_H
-#define HITRAIN_TIERING_IO_NVME_H
+#pragma once
 
 #include <linux/nvme_ioctl.h>
 #include "tiering/base/base.h"
@@ -53,5 +52,3 @@ void ht_nvme_deallocate(struct nvme_uring_cmd *out, uint32_t nsid, uint64_t firs
 int ht_nvme_errno(unsigned status);
 /* The controller says that the same command may succeed later. */
 bool ht_nvme_may_retry(unsigned status);
-
-#endif

@@ -5,8 +5,7 @@
  * No program has one. Tests record what reaches a device, inject failures, and give a device of memory a cache that
  * loses power (tests/support/dev.h). The rings' threads call the functions, without locks.
  */
-#ifndef HITRAIN_TIERING_IO_OBSERVER_H
-#define HITRAIN_TIERING_IO_OBSERVER_H
+#pragma once
 
 #include "tiering/io/dev.h"
 
@@ -22,5 +21,3 @@ struct ht_observer {
     /* The device closes. */
     void (*close)(struct ht_observer *o);
 };
-
-#endif

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rate.c - see rate.h.
- *
  * A sample of e ns multiplies the sums by F / (F + e), which is exp(-e / F) for short samples. Bytes and time of one
  * sample always have the same weight, so a steady device has its exact rate however long its requests take.
  */
 #include "tiering/io/rate.h"
-
-#include <assert.h>
 
 #define BYTES_PER_S_MAX 1e18
 

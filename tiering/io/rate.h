@@ -11,8 +11,7 @@
  *
  * Not locked: the owner does.
  */
-#ifndef HITRAIN_TIERING_IO_RATE_H
-#define HITRAIN_TIERING_IO_RATE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -57,5 +56,3 @@ void ht_rate_end(struct ht_rate *r, uint64_t now_ns, uint64_t began_ns, uint32_t
 /* A request in flight lowers the rate once it takes longer than the rate explains. */
 void ht_rate_get(const struct ht_rate *r, uint64_t now_ns, struct ht_dev_rate *out);
 void ht_rate_totals(const struct ht_rate *r, uint64_t now_ns, struct ht_rate_totals *out);
-
-#endif

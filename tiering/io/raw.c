@@ -13,7 +13,6 @@
 #include <hitrain/limits.h>
 #include <liburing.h>
 #include <linux/fs.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 
 #define SEGMENTS_FEW 33u

@@ -21,15 +21,12 @@
  * The local list is served in an order that callers cannot rely on, because a device owes none
  * to requests that are in flight together; it is the same in every run.
  */
-#include "tiering/io/io_priv.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
 #include "tiering/io/segment.h"
 
-#include <assert.h>
 #include <linux/fs.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 
 #define DEPTH_MAX 4096u

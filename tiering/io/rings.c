@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rings.c - see rings.h.
- *
  * A ring is freed when its thread ends or its set closes. Either may come first, so it is in two lists: its thread's,
  * which only that thread searches, and its set's. `lock` guards all lists; the thread that takes a ring out of them
  * frees it.
@@ -16,8 +14,6 @@
 #include "tiering/base/list.h"
 #include "tiering/io/io_priv.h"
 #include "tiering/io/uring.h"
-
-#include <stdlib.h>
 
 #define RING_DEPTH 64u
 

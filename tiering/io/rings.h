@@ -9,8 +9,7 @@
  *
  * Threads: any. A returned ring is the calling thread's until the thread or the set ends.
  */
-#ifndef HITRAIN_TIERING_IO_RINGS_H
-#define HITRAIN_TIERING_IO_RINGS_H
+#pragma once
 
 #include <hitrain/limits.h>
 
@@ -49,5 +48,3 @@ void ht_rings_stats(struct ht_rings *rings, struct ht_rings_stats *out);
  * says why.
  */
 struct ht_ring *ht_ring_mine(struct ht_rings *rings);
-
-#endif

@@ -5,8 +5,7 @@
  *
  * No state but the segment; the thread of its ring.
  */
-#ifndef HITRAIN_TIERING_IO_SEGMENT_H
-#define HITRAIN_TIERING_IO_SEGMENT_H
+#pragma once
 
 #include <hitrain/limits.h>
 
@@ -35,5 +34,3 @@ struct ht_registered {
 void ht_segment_prepare(struct ht_segment *p, const struct ht_registered *known, struct io_uring_sqe *sqe);
 /* After a completion. 0: it is done; 1: submit the rest; -EAGAIN: submit it later; else the error it ends with. */
 int ht_segment_complete(struct ht_segment *p, int res) HT_MUST_CHECK;
-
-#endif

@@ -6,7 +6,6 @@
 #include "tiering/io/rings.h"
 
 #include <hitrain/limits.h>
-#include <stdlib.h>
 
 #define PARTS_AT_ONCE 8u
 #define PART_BYTES_MAX (1u << 20)

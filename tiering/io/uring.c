@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uring.c - see uring.h.
- *
  * Modes, best first. The first needs one thread that sets up, submits and waits: completions are worked off when this
  * thread wants them, and never interrupt it (Linux 6.1). The second spares the interrupts only (5.19). Never with
  * IOSQE_IO_DRAIN: together with the first mode, a wait for several completions never ends.
@@ -14,7 +12,6 @@
 #include "tiering/base/log.h"
 
 #include <hitrain/limits.h>
-#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -114,11 +111,6 @@ static bool shares_memory(void)
     return works;
 }
 
-static const char *registered_word(bool registered)
-{
-    return registered ? "registered" : "not registered";
-}
-
 /* NVMe commands are longer than an entry, and so are their results. */
 static bool passes_commands(enum ht_ring_mode mode)
 {
@@ -153,8 +145,6 @@ static int probe_locked(void) HT_REQUIRES_STATIC(lock)
         f.commands = passes_commands(f.mode);
         features = f;
         probed = true;
-        ht_debug("io_uring: completions %s, files %s, memory %s, NVMe commands %s", ht_ring_mode_word(f.mode),
-                 registered_word(f.files), registered_word(f.memory), f.commands ? "passed on" : "not passed on");
     }
     return rc;
 }
@@ -170,13 +160,6 @@ int ht_io_features(struct ht_io_features *out)
         *out = features;
     ht_mutex_unlock(&lock);
     return rc;
-}
-
-const char *ht_ring_mode_word(enum ht_ring_mode mode)
-{
-    static const char *const words[] = {"plain", "cooperative", "deferred"};
-
-    return words[mode];
 }
 
 /* ------------------------------------------------------------------- open */

@@ -4,8 +4,7 @@
  *
  * Any thread; a ring itself belongs to the thread that opened it.
  */
-#ifndef HITRAIN_TIERING_IO_URING_H
-#define HITRAIN_TIERING_IO_URING_H
+#pragma once
 
 #include <liburing.h>
 
@@ -44,5 +43,3 @@ bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base);
 
 /* Opens files. False: none is registered. */
 bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count);
-
-#endif

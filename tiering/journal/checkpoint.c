@@ -16,8 +16,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <assert.h>
-
 /* A copy that dropped out is due for a resync: first comes a checkpoint, then, even if that failed, the resync. */
 static bool resync_is_next_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {

@@ -9,8 +9,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <stdlib.h>
-
 #include "tiering/sys/mem.h"
 
 enum { TURNS_MAX = 64 };

@@ -9,8 +9,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <assert.h>
-
 #include "tiering/base/hash.h"
 #include "tiering/base/mutant.h"
 

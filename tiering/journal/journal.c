@@ -26,9 +26,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 #include "tiering/base/activity.h"
 #include "tiering/base/dump.h"
 #include "tiering/base/fault.h"

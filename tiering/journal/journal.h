@@ -18,10 +18,8 @@
  * Threads: all functions may be called from any thread after ht_journal_start,
  * except abandon. The journal's lock is the innermost but the devices'.
  */
-#ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_H
-#define HITRAIN_TIERING_JOURNAL_JOURNAL_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/io/dev.h"
 #include <hitrain/format.h>
@@ -258,5 +256,3 @@ struct ht_log_scrub_found {
 int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *cursor,
                           struct ht_log_scrub_found *out) HT_MUST_CHECK;
 void ht_log_scrub_end(struct ht_log_scrub *cursor);
-
-#endif

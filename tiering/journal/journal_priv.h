@@ -14,8 +14,7 @@
  *   cross_repair.c     two damaged copies: each by the other
  *   resync.c   a copy that dropped out comes back
  */
-#ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
-#define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
+#pragma once
 
 #include "tiering/journal/journal.h"
 #include "tiering/base/lock.h"
@@ -262,5 +261,3 @@ uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j) HT_REQUIRES(HT_
 bool ht_journal_checkpoint_wanted_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 /* Does a group of so many bytes find room in a log right after a checkpoint? */
 bool ht_journal_fits_after_checkpoint_locked(const struct ht_journal *j, size_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL);
-
-#endif

@@ -48,8 +48,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <assert.h>
-
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/lack.h"

@@ -9,8 +9,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <stdlib.h>
-
 uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset)
 {
     uint64_t place = pos % c->log_bytes;

@@ -19,8 +19,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <stdlib.h>
-
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 

@@ -9,8 +9,6 @@
  */
 #include "tiering/journal/journal_priv.h"
 
-#include <stdlib.h>
-
 struct inspect {
     struct ht_log_copy copy[HT_LOG_COPIES];
     struct ht_frame frame[HT_LOG_COPIES]; /* frames of the sound copies */

@@ -19,8 +19,6 @@
 #include "tiering/journal/journal_priv.h"
 #include "tiering/io/gate.h"
 
-#include <assert.h>
-
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/mutant.h"

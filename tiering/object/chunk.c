@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chunk.c - locks of chunks, and changes of a chunk's image and references. The caller holds the store's lock. */
-#include <assert.h>
 
 #include "tiering/object/chunk.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/probe.h"
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 
 /* ----------------------------------------------------------------- locks */

@@ -15,12 +15,10 @@
  * (ht_chunk_image_bytes), but not shorter than either reference; the bytes after it are zeros. When the object has
  * grown since, a thread that needs more gets a longer image first.
  */
-#ifndef HITRAIN_TIERING_OBJECT_CHUNK_H
-#define HITRAIN_TIERING_OBJECT_CHUNK_H
+#pragma once
 
 #include <pthread.h>
 
-#include "tiering/base/base.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/ref.h"
 
@@ -244,5 +242,3 @@ void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE); /* unless it holds something */
 /* The arena's evict: ctx is the store. False: the image is dirty or in use. */
 bool ht_store_evict_image(void *ctx, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

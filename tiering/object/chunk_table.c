@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* chunk_table.c - the table of an object's chunks: a radix tree, whose leaves exist while they are in use. */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
 #include "tiering/api/object.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 
 /* Chunks below this many are within a tree of that height. */
 static unsigned shift_of(unsigned height)

@@ -8,8 +8,6 @@
  * For images (ht_waits.slot) as many threads are woken as may find a place: one for a whole slot, readers first. A
  * woken thread that has no use for it passes it on (image.c), and none waits for ever.
  */
-#include "tiering/base/lock.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
 void ht_waits_init(struct ht_waits *w)

@@ -14,13 +14,11 @@
  * A thread that waits for a slot of the arena releases the chunk that needs it: a batch pin that has all slots may wait
  * for that chunk. So waiting for a slot ends.
  */
-#ifndef HITRAIN_TIERING_OBJECT_CONTEXT_H
-#define HITRAIN_TIERING_OBJECT_CONTEXT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
@@ -31,8 +29,6 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 
-struct ht_journal;
-struct ht_arena;
 struct ht_staging;
 struct ht_rings;
 struct ht_data;      /* data/ */
@@ -204,5 +200,3 @@ int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQU
 /* This image went, or may go: wakes a thread that waits for one. */
 void ht_wake_for_slot(struct ht_store *s, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_wake_one_for_slot(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

@@ -5,17 +5,11 @@
  * A reference that the log names keeps its space until the record that ends it is durable (a deferred free, in order
  * of log numbers). One that the log never named gives it back at once.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/deferred_free.h"
 #include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/slice.h"
 
 static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
 {

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* deferred_free.h - space of references that is free once the log is durable. */
-#ifndef HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
-#define HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
+#pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/base/base.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/object/slice.h"
 
 struct ht_deferred_free { /* a deferred free */
@@ -68,9 +64,7 @@ bool ht_ref_drop_at(struct ht_store *s, uint64_t lsn, struct ht_ref *ref) HT_REQ
 /* The space is free with the entries of q; lsn as there. */
 void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t lsn, struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);
-/* Frees at once the blocks of a reference that nothing names any more. */
 /* One that waits in a queue, which has no place for it any more: its space is lost until the next mount. */
 void ht_ref_free_never(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* Frees at once the blocks of a reference that nothing names any more. */
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

@@ -6,14 +6,10 @@
  * and can still be refused, so a call that must succeed needs no memory for it. A small file that kept steps share
  * needs none: there are millions of these.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/api/object.h"
 #include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
 
 static const struct ht_obj_extra nothing; /* shared by all objects without an extra of their own */
 

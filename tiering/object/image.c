@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* image.c - images in the arena: gets one, waits for one, moves one into a longer one. */
-#include <assert.h>
 
 #include "tiering/base/activity.h"
 #include "tiering/api/object.h"
 #include "tiering/object/image.h"
-#include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 
 /* Does it have an image that reaches up to so many bytes? */
 static bool has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)

@@ -6,11 +6,8 @@
  * All images of an object are of one kind, with one exception: while its shared memory opens, some are still in the
  * arena, and ht_shm_complete moves them.
  */
-#ifndef HITRAIN_TIERING_OBJECT_IMAGE_H
-#define HITRAIN_TIERING_OBJECT_IMAGE_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/object.h"
 
 struct ht_image_ops {
@@ -90,5 +87,3 @@ static inline bool ht_chunk_is_volatile(const struct ht_obj *o, uint64_t index) 
 {
     return ht_obj_is_volatile(o) && ht_chunk_len(o, index) > 0;
 }
-
-#endif

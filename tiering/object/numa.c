@@ -9,18 +9,11 @@
  */
 #include "tiering/object/numa.h"
 #include "tiering/base/log.h"
-#include "tiering/sys/nodes.h"
-#include "tiering/tier/placement.h"
 #include "tiering/io/dev.h"
-#include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 
 static_assert(HT_DEVICES_MAX <= HT_NODES_MAX, "devices take turns as nodes do");

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* numa.h - which memory is near which device. */
-#ifndef HITRAIN_TIERING_OBJECT_NUMA_H
-#define HITRAIN_TIERING_OBJECT_NUMA_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 #include "tiering/object/ref.h"
 #include <hitrain/limits.h>
@@ -39,5 +37,3 @@ uint8_t ht_chunk_stored_target_device(const struct ht_store *s, struct ht_chunk 
 int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref);
 /* The place of all its stored bytes, or HT_NUMA_INDEX_ANY. Releases the lock in between. */
 int ht_obj_common_numa_index(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

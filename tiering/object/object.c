@@ -5,22 +5,13 @@
  * An object is in memory as long as it exists (its metadata is always resident) or has references. dead: it exists no
  * more; the last reference frees it and its space.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/idhash.h"
-#include "tiering/base/list.h"
-#include "tiering/base/pool.h"
 #include "tiering/journal/journal.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 
 enum { OBJECTS_PER_BUCKET = 2, GROW_MAX = 2 };

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* object.h - an object in memory, and the table of all. */
-#ifndef HITRAIN_TIERING_OBJECT_OBJECT_H
-#define HITRAIN_TIERING_OBJECT_OBJECT_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/buckets.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/pool.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/scope.h"
 
-struct ht_store;
-struct ht_scope;
 struct ht_shm;
 
 /*
@@ -208,5 +202,3 @@ struct ht_oid_scan {
     bool is_over; /* out */
 };
 int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref.c - references to stored chunks. */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/ref.h"
-#include "tiering/space/alloc.h"
 #include "tiering/object/context.h"
 
 /* Bytes of arrays of extents of all references in the process. */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref.h - references: the place of a stored chunk on the devices. */
-#ifndef HITRAIN_TIERING_OBJECT_REF_H
-#define HITRAIN_TIERING_OBJECT_REF_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/alloc.h"
 #include <hitrain/format.h>
 
@@ -98,5 +96,3 @@ uint64_t ht_refs_hung_bytes(void);    /* heap of all of these, in the process */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
 /* Bytes of its record beyond the one extent that every chunk reserves. */
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
-
-#endif

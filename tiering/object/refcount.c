@@ -16,19 +16,13 @@
  * transaction that may have ended an owner is durable. Entries with one owner are thrown out when the table is full and
  * all is durable.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/refcount.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/pages.h"
 #include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 
 /* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */
@@ -73,26 +67,6 @@ const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struc
     const struct ht_refcount *e = ref->shared ? find_in_use(&r->now, ht_ref_place(ref)) : NULL;
 
     return e || !ref->shared ? e : find_in_use(&r->was, ht_ref_place(ref));
-}
-
-size_t ht_refcount_places(const struct ht_store *s)
-{
-    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
-}
-
-const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-
-    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
-}
-
-size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
-
-    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
 }
 
 /* Later entries of the chain move up, so that no search ends too early. */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* refcount.h - stored bytes with several owners. The store's lock guards the table. */
-#ifndef HITRAIN_TIERING_OBJECT_REFCOUNT_H
-#define HITRAIN_TIERING_OBJECT_REFCOUNT_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/ref.h"
 
 struct ht_obj;
@@ -64,5 +62,3 @@ const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struc
  * -ENOMEM, -ENOSPC.
  */
 int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scope.c - scopes: objects that are published together, and the calls that change them. */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/scope.h"
 #include "tiering/base/activity.h"
-#include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/keep.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
 {

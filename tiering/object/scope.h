@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scope.h - objects that are published together. The caller holds the store's lock. */
-#ifndef HITRAIN_TIERING_OBJECT_SCOPE_H
-#define HITRAIN_TIERING_OBJECT_SCOPE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
-#include "tiering/base/list.h"
 
 struct ht_store;
 struct ht_obj;
@@ -105,5 +102,3 @@ void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT
 /* The same with the lock. -EROFS, too. */
 int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope) HT_ACQUIRE_IF_0(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_obj_unlock_after_change(struct ht_obj *o, struct ht_scope *sc) HT_RELEASE(HT_LOCK_STORE);
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slice.c - see slice.h. */
 #include "tiering/object/slice.h"
 
 #include <sched.h>
-#include <stdlib.h>
 
 #include "tiering/base/pool.h"
 #include "tiering/object/context.h"
-#include "tiering/object/scope.h"
 #include "tiering/io/gate.h"
 
 /* In builds with AddressSanitizer nothing is collected, so that a late use is found. */

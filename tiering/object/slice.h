@@ -6,15 +6,10 @@
  * Between two slices anything may change but what the caller keeps from changing. It holds a reference to its object,
  * and looks chunks up again.
  */
-#ifndef HITRAIN_TIERING_OBJECT_SLICE_H
-#define HITRAIN_TIERING_OBJECT_SLICE_H
+#pragma once
 
-#include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 #include "tiering/base/slice.h"
 #include "tiering/object/refcount.h"
-
-struct ht_store;
 
 /*
  * After each step of the loop. At the end of a slice it releases the lock and takes it again. If threads wait for the
@@ -40,5 +35,3 @@ void ht_trash_put(struct ht_store *s, void *piece) HT_REQUIRES(HT_LOCK_STORE);
 /* Takes everything, for ht_trash_empty without the lock. */
 struct ht_trash ht_trash_take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 void ht_trash_empty(struct ht_trash *t);
-
-#endif

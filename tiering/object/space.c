@@ -9,26 +9,15 @@
  *
  * A rewrite reserve is space for one rewrite of an object between two publications: two copies, one stored already.
  */
-#include <assert.h>
 
 #include "tiering/object/space.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
-#include "tiering/tier/placement.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 
 /* ------------------------------------------------------------ references */
 

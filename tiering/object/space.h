@@ -3,14 +3,10 @@
  * space.h - space of chunks: reserved, taken and given back; and space for one rewrite of an object between two
  * publications. The caller holds the store's lock.
  */
-#ifndef HITRAIN_TIERING_OBJECT_SPACE_H
-#define HITRAIN_TIERING_OBJECT_SPACE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/object/object.h"
 #include "tiering/tier/placement.h"
-
-struct ht_slice;
 
 /* Reserves space and log bytes so that an image of need blocks can be written back. -ENOSPC */
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks)
@@ -109,5 +105,3 @@ bool ht_obj_wait_for_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_tell_reserve_waiters(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* Ends the reserve of a deleted object. */
 void ht_obj_end_rewrite_reserve(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

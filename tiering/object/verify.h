@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.h - asserts the invariants of objects (tiering/base/verify.h). The caller holds the store's lock. */
-#ifndef HITRAIN_TIERING_OBJECT_VERIFY_H
-#define HITRAIN_TIERING_OBJECT_VERIFY_H
+#pragma once
 
 #include "tiering/base/base.h"
-#include "tiering/base/guarded.h"
 
 struct ht_store;
 struct ht_obj;
@@ -16,5 +14,3 @@ void ht_obj_verify(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
  * space are exact.
  */
 void ht_objects_verify(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

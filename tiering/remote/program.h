@@ -5,8 +5,7 @@
  * The child inherits the standard error, one end of a socket, and a memfd of `slots` slots. The memfd is sealed, so a
  * child cannot cut it under a reader.
  */
-#ifndef HITRAIN_TIERING_REMOTE_PROGRAM_H
-#define HITRAIN_TIERING_REMOTE_PROGRAM_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -49,5 +48,3 @@ int ht_remote_program_answer(const struct ht_remote_program *p, struct ht_remote
 void ht_remote_program_leave(struct ht_remote_program *p);
 /* Has the process with this number ended? It is forgotten then. */
 bool ht_remote_program_reap(pid_t pid);
-
-#endif

@@ -8,11 +8,8 @@
 #include "tiering/base/lock.h"
 #include "tiering/remote/program.h"
 
-#include <assert.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 

@@ -23,8 +23,7 @@
  *
  * All functions may be called by any thread, and hold no lock while they wait.
  */
-#ifndef HITRAIN_TIERING_REMOTE_REMOTE_H
-#define HITRAIN_TIERING_REMOTE_REMOTE_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/format.h>
@@ -115,5 +114,3 @@ int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *get, ht_rem
 /* Looks for the vault soon, and waits for nothing. */
 void ht_remote_look(struct ht_remote *r);
 void ht_remote_state(struct ht_remote *r, struct ht_remote_state *out_state);
-
-#endif

@@ -3,7 +3,6 @@
 #include "tiering/remote/remote.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <strings.h>
 
 static size_t scheme_length(const char *text)

@@ -6,16 +6,9 @@
  * A commit or sync scans everything. The commit timer has a budget, and skips a file for a while after scans that found
  * nothing: a scan of memory costs about a tenth of a second a GiB.
  */
-#include "tiering/base/list.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
 enum {

@@ -3,17 +3,8 @@
  * image.c - images in shared memory (object/image.h): each at its chunk's place in the object's file. shm.c has the
  * invariants.
  */
-#include <assert.h>
 
-#include "tiering/sys/mem.h"
-#include "tiering/sys/shared.h"
-#include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/image.h"
-#include "tiering/object/object.h"
 #include "tiering/object/space.h"
-#include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
 uint8_t *ht_shm_chunk_memory(const struct ht_obj *o, uint64_t index)

@@ -14,25 +14,12 @@
  *
  * Lock: store.lock.
  */
-#include <assert.h>
-#include <stdlib.h>
 
-#include "tiering/base/list.h"
-#include "tiering/sys/shared.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
-#include "tiering/object/context.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
 #include "tiering/object/space.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/data/read_batch.h"
-#include "tiering/data/chunk_io.h"
-#include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
 #define WAIT_NS_MAX UINT64_C(2000000000) /* an open waits so long for content that has to be written */

@@ -6,14 +6,8 @@
  * (ht_arena_lend), and it takes that back when the file's memory is gone. So both together never have more than dram=.
  * Slots come from unused memory first, then from clean images, then from images that updates work on.
  */
-#include "tiering/base/list.h"
-#include "tiering/cache/arena.h"
 #include "tiering/data/health.h"
 #include "tiering/data/write_batch.h"
-#include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
-#include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
 enum { WRITTEN_AT_ONCE = 64, HELD_MAX = 4096 }; /* chunks; pairs that stay, in one hold of the lock */

@@ -21,20 +21,10 @@
  *
  * Lock: store.lock; chunks as in batch_pin.c, one at a time.
  */
-#include <stdlib.h>
 
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
-#include "tiering/base/list.h"
-#include "tiering/sys/shared.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/shm.h"
-#include "tiering/api/stats.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 
@@ -287,7 +277,7 @@ int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht
         first = -ENOMEM;
     if (objs)
         ht_list_for_each_entry(h, &s->shm->all, const struct ht_shm, link) {
-            if (!wanted(h, ctx) || h->obj->scope->id != scope || h->obj->dead)
+            if ((wanted && !wanted(h, ctx)) || h->obj->scope->id != scope || h->obj->dead)
                 continue;
             objs[n++] = h->obj;
             h->obj->refs++;
@@ -371,12 +361,7 @@ static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
     return rc;
 }
 
-static bool is_any(const struct ht_shm *h, const void *ctx)
-{
-    return true;
-}
-
 int ht_scope_shm_restore(struct ht_store *s, uint64_t scope)
 {
-    return ht_shm_visit(s, scope, is_any, restore, NULL);
+    return ht_shm_visit(s, scope, NULL, restore, NULL);
 }

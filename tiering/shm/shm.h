@@ -3,10 +3,8 @@
  * shm.h - objects whose images lie in shared memory. The caller holds the store's lock, unless a comment says
  * otherwise. Functions for an object in shared memory must not be called for others.
  */
-#ifndef HITRAIN_TIERING_SHM_SHM_H
-#define HITRAIN_TIERING_SHM_SHM_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/stats.h"
 #include "tiering/object/chunk.h"
 
@@ -60,5 +58,3 @@ struct ht_shm_scan {
  * last scan ended. After several scans that found nothing it is due less and less often.
  */
 int ht_shm_scan(struct ht_store *s, struct ht_shm_scan *scan) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

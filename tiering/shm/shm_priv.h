@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shm_priv.h - inside shm/. The caller holds the store's lock, unless a comment says otherwise. */
-#ifndef HITRAIN_TIERING_SHM_SHM_PRIV_H
-#define HITRAIN_TIERING_SHM_SHM_PRIV_H
+#pragma once
 
 #include "tiering/base/list.h"
 #include "tiering/sys/shared.h"
@@ -89,13 +88,11 @@ bool ht_shm_reclaim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 typedef bool (*ht_shm_wanted_fn)(const struct ht_shm *h, const void *ctx);
 typedef int (*ht_shm_visit_fn)(struct ht_obj *o, void *ctx);
 /*
- * Visits the wanted objects of a scope, with the lock held, which visit may release in between; returns the first
- * error.
+ * Visits the wanted objects (NULL: all) of a scope, with the lock held, which visit may release in between; returns the
+ * first error.
  */
 int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht_shm_visit_fn visit, void *ctx)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 /* As ht_obj_shm_scan, of any object. Releases the lock in between. */
 int ht_shm_scan_obj(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-#endif

@@ -13,9 +13,6 @@
  */
 #include "tiering/space/alloc.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 #include "tiering/base/fault.h"
 #include "tiering/base/lack.h"
 #include "tiering/space/space_map.h"

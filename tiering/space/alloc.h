@@ -11,10 +11,8 @@
  *
  * Not locked: the store's lock guards it.
  */
-#ifndef HITRAIN_TIERING_SPACE_ALLOC_H
-#define HITRAIN_TIERING_SPACE_ALLOC_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/placement.h"
 #include <hitrain/limits.h>
 
@@ -162,5 +160,3 @@ void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_
  * pending_free together with those that are being discarded.
  */
 void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free);
-
-#endif

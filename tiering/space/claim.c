@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* claim.c - see claim.h. */
 #include "tiering/space/claim.h"
-
-#include <stdlib.h>
 
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"

@@ -21,8 +21,7 @@
  *
  * Superblocks of older programs have no nonce. Nobody waits for these: their owners would not answer.
  */
-#ifndef HITRAIN_TIERING_SPACE_CLAIM_H
-#define HITRAIN_TIERING_SPACE_CLAIM_H
+#pragma once
 
 #include "tiering/space/super.h"
 
@@ -46,5 +45,3 @@ enum ht_claim_state { HT_CLAIM_OWN, HT_CLAIM_ASKED, HT_CLAIM_LATE, HT_CLAIM_LOST
 enum ht_claim_state ht_claim_look(const struct ht_super *sb, struct ht_dev *dev, unsigned index);
 /* The owner's answer to ASKED and LATE. */
 void ht_claim_answer(const struct ht_super *sb, struct ht_dev *dev, unsigned index, enum ht_claim_state state);
-
-#endif

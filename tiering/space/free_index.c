@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* free_index.c - see free_index.h. */
 #include "tiering/space/free_index.h"
-
-#include <assert.h>
-#include <stdlib.h>
 
 enum { EXACT = 8, EXACT_LOG = 3, PARTS_LOG = 2, PARTS = 1 << PARTS_LOG }; /* classes of single lengths; of one power */
 

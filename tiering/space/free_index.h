@@ -13,8 +13,7 @@
  *
  * Not locked: the allocator's caller guards it.
  */
-#ifndef HITRAIN_TIERING_SPACE_FREE_INDEX_H
-#define HITRAIN_TIERING_SPACE_FREE_INDEX_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -74,5 +73,3 @@ uint64_t ht_free_index_last(const struct ht_free_index *x, unsigned class);
 unsigned ht_free_index_whole_below(const struct ht_free_index *x, uint64_t group);
 /* Asserts that the group is in this class alone, and that the summaries of its words are right. */
 void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
-
-#endif

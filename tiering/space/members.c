@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* members.c - see members.h. */
 #include "tiering/space/members.h"
 
 bool ht_members_takes_part(const struct ht_super *sb, unsigned i)

@@ -18,8 +18,7 @@
  * A member that dropped out while it could still be written, or whose log is not up to date yet, knows that itself: it
  * must not stand for the store alone.
  */
-#ifndef HITRAIN_TIERING_SPACE_MEMBERS_H
-#define HITRAIN_TIERING_SPACE_MEMBERS_H
+#pragma once
 
 #include "tiering/space/super.h"
 
@@ -42,5 +41,3 @@ bool ht_members_is_stranger(const struct ht_super *newest, const struct ht_super
 bool ht_members_takes_part(const struct ht_super *sb, unsigned i);
 /* Those that take part (bits) do so in sb->epoch from now on. */
 void ht_members_take_part(struct ht_super *sb, uint32_t devices);
-
-#endif

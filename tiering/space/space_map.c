@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space_map.c - see space_map.h. */
 #include "tiering/space/space_map.h"
-
-#include <assert.h>
-#include <stdlib.h>
 
 enum {
     GROUP_WORDS = HT_GROUP_BLOCKS / 64,

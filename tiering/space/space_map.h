@@ -29,10 +29,8 @@
  *
  * Not locked: the allocator's caller guards it. Nothing here allocates memory after the map was made.
  */
-#ifndef HITRAIN_TIERING_SPACE_SPACE_MAP_H
-#define HITRAIN_TIERING_SPACE_SPACE_MAP_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/space/free_index.h"
 
 struct ht_space_map {
@@ -101,5 +99,3 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
 
 /* Asserts that bits, index and counts agree. Returns the free blocks. */
 uint64_t ht_space_map_verify(const struct ht_space_map *m);
-
-#endif

@@ -12,8 +12,6 @@
  */
 #include "tiering/space/super_priv.h"
 
-#include <assert.h>
-
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/mutant.h"

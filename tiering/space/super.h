@@ -5,10 +5,8 @@
  * Each device carries three copies of the same content (format.h). Writing: copy 1 of every device, flush;
  * then copies 0 and 2, flush: at any moment at least one valid copy of the old or the new generation is on the media.
  */
-#ifndef HITRAIN_TIERING_SPACE_SUPER_H
-#define HITRAIN_TIERING_SPACE_SUPER_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/io/dev.h"
 #include <hitrain/features.h>
 #include <hitrain/format.h>
@@ -160,5 +158,3 @@ int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev
 
 /* Ids of this host and this boot, 16 bytes each (zeros when unknown), as they were when first asked for. */
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);
-
-#endif

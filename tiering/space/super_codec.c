@@ -9,12 +9,9 @@
  */
 #include "tiering/space/super_priv.h"
 
-#include <assert.h>
-
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/mutant.h"
-#include <hitrain/features.h>
 
 #define DEVICE_BYTES_MAX (1ull << 60)
 

@@ -9,7 +9,6 @@
 #include "tiering/space/super_priv.h"
 
 #include <pthread.h>
-#include <stdio.h>
 
 #define LOG_PLACE (1 * HT_MIB) /* of the first log region on a device; later regions are aligned to it too */
 

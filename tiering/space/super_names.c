@@ -5,9 +5,6 @@
  */
 #include "tiering/space/super.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "tiering/base/buf.h"
 
 static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;

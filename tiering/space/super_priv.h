@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* super_priv.h - the common part of the files of the superblock. */
-#ifndef HITRAIN_TIERING_SPACE_SUPER_PRIV_H
-#define HITRAIN_TIERING_SPACE_SUPER_PRIV_H
+#pragma once
 
 #include "tiering/space/super.h"
 
@@ -11,5 +10,3 @@
 bool ht_super_log_bytes_valid(uint64_t bytes);
 bool ht_super_label_valid(const char *label);
 int ht_super_make_uuid(uint8_t out[16]) HT_MUST_CHECK;
-
-#endif

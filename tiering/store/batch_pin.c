@@ -13,8 +13,6 @@
  *
  * A chunk whose staged write fails has lost its current content: it is BAD until abort or overwrite.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/base/probe.h"
 #include "tiering/sys/nodes.h"
@@ -23,18 +21,13 @@
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/batch_pin.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/fill.h"
-#include "tiering/data/shares.h"
+#include "tiering/data/data.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 

@@ -8,20 +8,12 @@
  *
  * Locks: one chunk at a time. Between releasing the source's and taking the target's the clone itself is an owner.
  */
-#include <stdlib.h>
 
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/write_batch.h"

@@ -10,9 +10,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/store.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
 
 /* SLICE: of chunks and of buckets of objects that it looks at until other threads have a turn with the lock. */
 enum { CHUNKS_MAX = 256, SLICE = 65536 };

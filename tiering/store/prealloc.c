@@ -8,18 +8,11 @@
  *
  * Space that is set aside is a count of blocks for objects that do not exist yet.
  */
-#include <assert.h>
 
-#include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/store/store_priv.h"
 

@@ -6,11 +6,8 @@
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/base/trace.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 

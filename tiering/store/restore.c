@@ -5,11 +5,8 @@
  */
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/store/store_priv.h"
 
 /* Is there something that may be newer than the reference? */

@@ -3,12 +3,8 @@
 
 #include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/cache/staging.h"
 #include "tiering/data/chunk_io.h"

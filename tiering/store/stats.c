@@ -1,28 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c - figures, and the walk over references for fsck. */
-#include <stdlib.h>
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/sys/mem.h"
-#include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
-#include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/check.h"
 #include "tiering/api/stats.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
 #include "tiering/data/data.h"
-#include "tiering/data/endurance.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
@@ -177,7 +167,6 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
         struct ht_chunk_info info = {
             .oid = o->oid,
             .index = i,
-            .object_size = o->pub_size,
             .chunk_bytes = ht_obj_bytes_per_chunk(o),
             .stored_bytes = c->pub.stored,
             .visible_bytes = c->pub.visible,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store.c - the life of a store: attach, mount, the background threads, unmount, close. */
-#include <stdlib.h>
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lock.h"
@@ -9,25 +8,14 @@
 #include "tiering/base/pool.h"
 #include "tiering/base/verify.h"
 #include "tiering/sys/mem.h"
-#include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
-#include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
-#include "tiering/space/super.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/numa.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/verify.h"
 #include "tiering/data/write_frame.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data.h"
@@ -390,28 +378,6 @@ int ht_store_mount(struct ht_store *s)
     if (!rc)
         ht_store_report_missing(s);
     return rc;
-}
-
-/* ---------------------------------------------------------------- verify */
-
-/* Space on a closed device counts no more, from one moment to the next: sums are bounds from then on. */
-static bool any_closed(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    bool closed = false;
-
-    for (unsigned i = 0; i < s->dev_count; i++)
-        closed |= ht_device_is_closed(s, i);
-    return closed;
-}
-
-void ht_store_verify(struct ht_store *s, bool idle)
-{
-    ht_store_lock(s);
-    if (!s->opts.leave_out) { /* a store that leaves out damage keeps what contradicts itself */
-        ht_objects_verify(s, idle && !any_closed(s));
-        ht_shm_verify(s, idle);
-    }
-    ht_store_unlock(s);
 }
 
 /* --------------------------------------------------------------- unmount */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store_priv.h - inside store/. */
-#ifndef HITRAIN_TIERING_STORE_STORE_PRIV_H
-#define HITRAIN_TIERING_STORE_STORE_PRIV_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/tier/passing.h"
 #include "tiering/journal/journal.h"
 
@@ -37,5 +35,3 @@ ssize_t ht_obj_clone_from(struct ht_obj *src, uint64_t src_off, struct ht_obj *d
                           bool in_root) HT_MUST_CHECK;
 
 void ht_batch_pin_works_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-
-#endif

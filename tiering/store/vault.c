@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* vault.c - which vault the store has, and chunks that lie in it. */
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
@@ -11,11 +9,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * below.c - see below.h.
- *
  * The kernel's numbers count (LOOP_GET_STATUS64), because the path that sysfs shows may lead to another file in this
  * mount namespace. Where the device cannot be opened, that path is the only hint. Either way the kernel asks the file
  * system of that file, which may not answer. It is none that our files lie on, as these have answered: so a thread
@@ -15,8 +13,6 @@
 #include <linux/loop.h>
 #include <linux/magic.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>

@@ -5,8 +5,7 @@
  * A loop device, a partition and a device-mapper or RAID device are names of bytes that have other names, too. At the
  * bottom of such a chain is a regular file or a device with nothing below it.
  */
-#ifndef HITRAIN_TIERING_SYS_BELOW_H
-#define HITRAIN_TIERING_SYS_BELOW_H
+#pragma once
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -44,5 +43,3 @@ int ht_below_other_loop(const struct ht_below *b, bool writing, char out_name[NA
 uint64_t ht_block_number(dev_t number, const char *name);
 /* The file lies on a file system of this machine alone, where its lock excludes all others. */
 bool ht_below_is_local(int fd);
-
-#endif

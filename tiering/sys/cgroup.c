@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cgroup.c - see cgroup.h. */
 #include "tiering/sys/cgroup.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 struct hierarchy {
     char mount[PATH_MAX]; /* where it is mounted */

@@ -3,8 +3,7 @@
  * cgroup.h - the control groups of this process, in both hierarchies: v2, and the one of a controller of v1. From the
  * process's own group to the top of the mounted tree. No state; any thread.
  */
-#ifndef HITRAIN_TIERING_SYS_CGROUP_H
-#define HITRAIN_TIERING_SYS_CGROUP_H
+#pragma once
 
 #include <limits.h>
 
@@ -27,5 +26,3 @@ bool ht_cgroup_up(struct ht_cgroup *g);
 bool ht_cgroup_numbers(const struct ht_cgroup *g, const char *file, uint64_t *out, uint64_t *out_second);
 /* The value after "key value". False: there is none. */
 bool ht_cgroup_keyed(const struct ht_cgroup *g, const char *file, const char *key, uint64_t *out);
-
-#endif

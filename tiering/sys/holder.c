@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * holder.c - see holder.h.
- *
  * The kernel reports the owner of a flock, but not the holder of a block device; for the latter the descriptors of all
  * processes are searched. Only links below /dev are followed: other open files may hang.
  */
@@ -13,8 +11,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* holder.h - finds the process that has a device or store file open, so that a refusal can name it. */
-#ifndef HITRAIN_TIERING_SYS_HOLDER_H
-#define HITRAIN_TIERING_SYS_HOLDER_H
+#pragma once
 
 #include <limits.h>
 #include <sys/types.h>
@@ -33,5 +32,3 @@ bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX]);
  * Returns text.
  */
 const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX]);
-
-#endif

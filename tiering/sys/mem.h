@@ -3,10 +3,8 @@
  * mem.h - large pinned memory: huge pages where the system allows, locked where the limits allow, divided among NUMA
  * nodes if requested.
  */
-#ifndef HITRAIN_TIERING_SYS_MEM_H
-#define HITRAIN_TIERING_SYS_MEM_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/sys/nodes.h"
 
 /*
@@ -59,5 +57,3 @@ int ht_mem_populate(char *base, size_t bytes) HT_MUST_CHECK;
 bool ht_mem_give_back(char *base, size_t bytes) HT_MUST_CHECK;
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
 uint64_t ht_mem_available(void);
-
-#endif

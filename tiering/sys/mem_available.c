@@ -9,7 +9,6 @@
 #include "tiering/sys/mem.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "tiering/sys/cgroup.h"
 

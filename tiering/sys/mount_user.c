@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mount_user.c - see mount_user.h.
- *
  * The tables of all processes are read once for each mount namespace, as far as there is room to remember the
  * namespaces. Open files of a process are queried with AT_STATX_DONT_SYNC: the file system, which may be ours or dead,
  * gets no request.
@@ -11,9 +9,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

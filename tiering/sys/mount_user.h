@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mount_user.h - which process keeps a mount alive that is not in this mount namespace any more. */
-#ifndef HITRAIN_TIERING_SYS_MOUNT_USER_H
-#define HITRAIN_TIERING_SYS_MOUNT_USER_H
+#pragma once
 
 #include <sys/types.h>
 #include "tiering/sys/holder.h"
@@ -23,5 +22,3 @@ bool ht_mount_is_here(unsigned major, unsigned minor, const char *source);
  * we may see. A mapping whose descriptor is closed is not found.
  */
 int ht_mount_user_find(unsigned major, unsigned minor, const char *source, struct ht_mount_user *out) HT_MUST_CHECK;
-
-#endif

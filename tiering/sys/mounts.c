@@ -4,8 +4,6 @@
 #include "tiering/sys/nvme_namespace.h"
 
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 

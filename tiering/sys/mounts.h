@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mounts.h - the mounts of this namespace, from /proc/self/mountinfo. */
-#ifndef HITRAIN_TIERING_SYS_MOUNTS_H
-#define HITRAIN_TIERING_SYS_MOUNTS_H
+#pragma once
 
 #include <limits.h>
 #include "tiering/base/base.h"
@@ -42,5 +41,3 @@ bool ht_mount_user(const struct ht_mount_entry *m, unsigned long *out_uid) HT_MU
 bool ht_mount_is_hitrain(const struct ht_mount_entry *m);
 /* Decodes \ooo in place, as the kernel writes blank, tab, newline and backslash in files below /proc. */
 void ht_proc_unescape(char *text);
-
-#endif

@@ -5,8 +5,7 @@
  * A place is an index into the list of nodes in use; -1 stands for any. So nothing above this file knows the numbers
  * that the system gives to nodes, and tests can divide memory on a machine that has one.
  */
-#ifndef HITRAIN_TIERING_SYS_NODES_H
-#define HITRAIN_TIERING_SYS_NODES_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -46,5 +45,3 @@ uint64_t ht_nodes_away(const struct ht_nodes *nodes, int place, void *base, size
  * as far as they may run there. Otherwise they stay where they are. Returns whether they run there.
  */
 bool ht_nodes_run_on(const struct ht_nodes *nodes, int place);
-
-#endif

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nvme_namespace.c - see nvme_namespace.h.
- *
  * In sysfs the two are neighbours, below their controller or, with several paths to it, below their subsystem.
  */
 #include "tiering/sys/nvme_namespace.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/sysmacros.h>
 
 #include "tiering/base/files.h"

@@ -5,8 +5,7 @@
  *
  * Commands go to the one; mounts, holders, swap and libblkid know the other.
  */
-#ifndef HITRAIN_TIERING_SYS_NVME_NAMESPACE_H
-#define HITRAIN_TIERING_SYS_NVME_NAMESPACE_H
+#pragma once
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -21,5 +20,3 @@ bool ht_nvme_namespace_is(const struct stat *st);
 int ht_nvme_namespace_block(const struct stat *st, char out[PATH_MAX]) HT_MUST_CHECK;
 /* Like stat, but of the block device where path is the character device of a namespace that has one. 0 or -errno. */
 int ht_nvme_namespace_stat(const char *path, struct stat *out) HT_MUST_CHECK;
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processors.c - see processors.h. */
 #include "tiering/sys/processors.h"
 
 #include <inttypes.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "tiering/sys/quota.h"

@@ -3,8 +3,7 @@
  * processors.h - the processors that a thread may run on: how many this process can keep busy, and for how long they
  * were idle. Any thread.
  */
-#ifndef HITRAIN_TIERING_SYS_PROCESSORS_H
-#define HITRAIN_TIERING_SYS_PROCESSORS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -23,5 +22,3 @@ unsigned ht_processors_count(const struct ht_processors *p);
 unsigned ht_processors_usable(void);
 /* Milliseconds for which they were idle, all together, since the machine began. -EIO: the kernel does not say. */
 int ht_processors_idle_ms(const struct ht_processors *p, uint64_t *out_ms) HT_MUST_CHECK;
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quota.c - see quota.h. */
 #include "tiering/sys/quota.h"
 
 #include <time.h>

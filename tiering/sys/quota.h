@@ -5,8 +5,7 @@
  *
  * One thread at a time has a struct ht_quota.
  */
-#ifndef HITRAIN_TIERING_SYS_QUOTA_H
-#define HITRAIN_TIERING_SYS_QUOTA_H
+#pragma once
 
 #include "tiering/sys/cgroup.h"
 
@@ -27,5 +26,3 @@ uint64_t ht_quota_percent(const struct ht_quota *q);
  * of v1 that does not say what it used counts with what this process used.
  */
 uint64_t ht_quota_left_percent(struct ht_quota *q, uint64_t ns);
-
-#endif

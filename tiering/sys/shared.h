@@ -6,8 +6,7 @@
  * keeps threads that shrink it apart from threads that use the end. Growing moves nothing: addresses stay good until
  * the memory is closed.
  */
-#ifndef HITRAIN_TIERING_SYS_SHARED_H
-#define HITRAIN_TIERING_SYS_SHARED_H
+#pragma once
 
 #include "tiering/sys/nodes.h"
 
@@ -39,5 +38,3 @@ static inline uint8_t *ht_shared_at(const struct ht_shared *m, uint64_t off)
 {
     return m->map[m->maps - 1].base + off;
 }
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stdio_fds.c - see stdio_fds.h. */
 #include "tiering/sys/stdio_fds.h"
 
 #include <fcntl.h>

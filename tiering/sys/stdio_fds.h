@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stdio_fds.h - descriptors 0, 1 and 2. */
-#ifndef HITRAIN_TIERING_SYS_STDIO_FDS_H
-#define HITRAIN_TIERING_SYS_STDIO_FDS_H
+#pragma once
 
 /*
  * Opens /dev/null for standard descriptors that the caller of this program has closed. First call in main: else a
@@ -10,5 +9,3 @@
 void ht_stdio_fds_open(void);
 /* Turns all three into /dev/null: no program reads or writes there any more. */
 void ht_stdio_fds_detach(void);
-
-#endif

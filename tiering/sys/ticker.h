@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ticker.h - a thread that prints the progress of another thread's long work every few seconds. */
-#ifndef HITRAIN_TIERING_SYS_TICKER_H
-#define HITRAIN_TIERING_SYS_TICKER_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include "tiering/base/lock.h"
@@ -22,5 +21,3 @@ void ht_ticker_begin(struct ht_ticker *t, uint64_t period_ns, void (*tick)(void 
                      void *ctx);
 /* At once; tick is not called any more. */
 void ht_ticker_end(struct ht_ticker *t);
-
-#endif

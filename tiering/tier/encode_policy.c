@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* encode_policy.c - see encode_policy.h. */
 #include "tiering/tier/encode_policy.h"
 
 enum {

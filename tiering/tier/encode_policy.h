@@ -5,8 +5,7 @@
  * It does where the devices are slower than the codec, and a processor is idle. Then the device is the limit, and fewer
  * bytes take less time. Otherwise the bytes are written as they are, and compression in the background comes to them.
  */
-#ifndef HITRAIN_TIERING_TIER_ENCODE_POLICY_H
-#define HITRAIN_TIERING_TIER_ENCODE_POLICY_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -33,5 +32,3 @@ enum { HT_ENCODE_SKIP_MAX = 64 };
 /* Is the next chunk tried? After n in a row that saved too little, 2^n are left out, and at most HT_ENCODE_SKIP_MAX. */
 bool ht_encode_tries(struct ht_encode_vain *v);
 void ht_encode_tried(struct ht_encode_vain *v, bool saved);
-
-#endif

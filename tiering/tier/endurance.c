@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* endurance.c - see endurance.h. */
 #include "tiering/tier/endurance.h"
 
 void ht_endurance_set(struct ht_endurance *e, uint64_t budget_bytes)

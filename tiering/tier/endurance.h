@@ -7,8 +7,7 @@
  * present hour and the 23 before it; hours count from the first look. Bytes belong to the hour
  * of the look that finds them.
  */
-#ifndef HITRAIN_TIERING_TIER_ENDURANCE_H
-#define HITRAIN_TIERING_TIER_ENDURANCE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -33,5 +32,3 @@ void ht_endurance_look(struct ht_endurance *e, uint64_t now_ns, uint64_t written
 uint64_t ht_endurance_day_bytes(const struct ht_endurance *e);
 /* After a look: the budget is exceeded, and 24 hours have passed since this last was true. */
 bool ht_endurance_must_warn(struct ht_endurance *e, uint64_t now_ns);
-
-#endif

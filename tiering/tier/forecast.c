@@ -5,9 +5,6 @@
  */
 #include "tiering/tier/forecast.h"
 
-#include <assert.h>
-#include <stdlib.h>
-
 enum {
     UNITS_GOOD = 1 << 17, /* more only if whole objects are more than half of that */
     USES_GOOD = 1 << 18,

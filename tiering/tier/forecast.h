@@ -14,8 +14,7 @@
  * Content that programs overwrite in each step is in the plan, but the plan is not followed for it: its newest images
  * are dirty, and only images that are needed soon may go. Other policies keep a part.
  */
-#ifndef HITRAIN_TIERING_TIER_FORECAST_H
-#define HITRAIN_TIERING_TIER_FORECAST_H
+#pragma once
 
 #include "tiering/tier/runs.h"
 
@@ -92,5 +91,3 @@ struct ht_forecast_idle {
 bool ht_forecast_part(const struct ht_forecast *f, uint32_t i, struct ht_forecast_part *out);
 /* Its use number k. */
 void ht_forecast_idle(const struct ht_forecast *f, uint32_t i, unsigned k, struct ht_forecast_idle *out);
-
-#endif

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* next_use.c - see next_use.h. */
 #include "tiering/tier/next_use.h"
-
-#include <stdlib.h>
 
 enum {
     UNIT_BITS = 22, /* of ns: a quarter of the first place */

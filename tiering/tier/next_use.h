@@ -8,10 +8,8 @@
  *
  *   set --reads may begin--> due --all read--> known --used, or late by a quarter--> forgotten
  */
-#ifndef HITRAIN_TIERING_TIER_NEXT_USE_H
-#define HITRAIN_TIERING_TIER_NEXT_USE_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/base/idtable.h"
 
 enum { HT_NEXT_USES = 4096, HT_NEXT_USE_PLACES = 64 };
@@ -54,5 +52,3 @@ struct ht_next_use *ht_next_uses_due(struct ht_next_uses *t, uint64_t now_ns);
 /* The whole object was read. */
 void ht_next_use_was_read(struct ht_next_uses *t, struct ht_next_use *u);
 unsigned ht_next_use_place(const struct ht_next_use *u, uint64_t now_ns);
-
-#endif

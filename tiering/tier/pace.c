@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pace.c - see pace.h. */
 #include "tiering/tier/pace.h"
 
 #define LOOK_NS 50000000u    /* how long a measurement of other work counts */

@@ -4,8 +4,7 @@
  * bytes on the devices. It never stops: it ends also on a store that is always busy. Pure:
  * time and counts are the caller's.
  */
-#ifndef HITRAIN_TIERING_TIER_PACE_H
-#define HITRAIN_TIERING_TIER_PACE_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -21,5 +20,3 @@ struct ht_pace {
  * before going on; 0 for waits that are too short: small pieces add up.
  */
 uint64_t ht_pace_wait_ns(struct ht_pace *p, uint64_t now_ns, uint64_t bytes, uint64_t others_bytes);
-
-#endif

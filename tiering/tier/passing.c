@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* passing.c - see passing.h. */
 #include "tiering/tier/passing.h"
 
 enum { PARTS = 16, LEFT_PART = 8 };

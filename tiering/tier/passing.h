@@ -15,8 +15,7 @@
  *
  * Patience doubles with each trial that is taken back.
  */
-#ifndef HITRAIN_TIERING_TIER_PASSING_H
-#define HITRAIN_TIERING_TIER_PASSING_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -46,5 +45,3 @@ static inline void ht_passing_note_read_back(struct ht_passing *p, uint64_t byte
  * first. True: the room has changed.
  */
 bool ht_passing_end_step(struct ht_passing *p, bool waits) HT_MUST_CHECK;
-
-#endif

@@ -6,8 +6,6 @@
  */
 #include "tiering/tier/period.h"
 
-#include <stdlib.h>
-
 enum {
     NEWEST = 16,       /* keys that give candidates */
     DISTANCES = 8,     /* of each of them */

@@ -5,8 +5,7 @@
  * A sequence has a period if its last accesses are those before them again. Threads overtake each other, so the order
  * may differ a little, and one access in fifty may be another one.
  */
-#ifndef HITRAIN_TIERING_TIER_PERIOD_H
-#define HITRAIN_TIERING_TIER_PERIOD_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -18,5 +17,3 @@ enum { HT_PERIOD_ACCESSES_MAX = 10000000, HT_PERIOD_KEYS_MAX = 1 << 20 };
  * different ones, than the maxima. -ENOMEM
  */
 int ht_period_find(const uint64_t key[], uint32_t accesses, uint32_t *out_accesses) HT_MUST_CHECK;
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* placement.c - see placement.h. */
 #include "tiering/tier/placement.h"
 
 /* Half of the best share is still fair to a caller that wants to stay. */

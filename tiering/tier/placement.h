@@ -16,10 +16,8 @@
  * A device of the class capacity takes content only if no fast device has room, unless the caller wants all paths: then
  * shares decide. A device that fails writes is worse, and one that has just failed this very write comes after it.
  */
-#ifndef HITRAIN_TIERING_TIER_PLACEMENT_H
-#define HITRAIN_TIERING_TIER_PLACEMENT_H
+#pragma once
 
-#include <assert.h>
 #include "tiering/base/base.h"
 #include <hitrain/limits.h>
 
@@ -55,5 +53,3 @@ int ht_place_choose(const struct ht_place_device devices[], unsigned count, uint
  */
 void ht_place_charge(struct ht_place_device devices[], unsigned count, uint32_t blocks, struct ht_alloc_hint hint,
                      int chosen);
-
-#endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* readahead_policy.c - see readahead_policy.h. */
 #include "tiering/tier/readahead_policy.h"
 
 enum {

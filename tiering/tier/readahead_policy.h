@@ -16,8 +16,7 @@
  *
  * Pure, not locked: the caller's lock guards it.
  */
-#ifndef HITRAIN_TIERING_TIER_READAHEAD_POLICY_H
-#define HITRAIN_TIERING_TIER_READAHEAD_POLICY_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -52,5 +51,3 @@ struct ht_readahead_target ht_readahead_both_note(struct ht_readahead_both *st, 
                                                   uint64_t unit_bytes, uint64_t window_bytes_max);
 /* The lowest offset of the run downwards. */
 uint64_t ht_readahead_both_low(const struct ht_readahead_both *st);
-
-#endif

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs.c - see runs.h. */
 #include "tiering/tier/runs.h"
-
-#include <assert.h>
-#include <stdlib.h>
 
 static_assert(HT_RUN_NEAR == 8, "seen has a bit for each");
 

@@ -7,8 +7,7 @@
  * Threads that work on neighbouring chunks overtake each other, so a run may have chunks in any order within
  * HT_RUN_NEAR of each other. A chunk that is begun again begins a run.
  */
-#ifndef HITRAIN_TIERING_TIER_RUNS_H
-#define HITRAIN_TIERING_TIER_RUNS_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -70,5 +69,3 @@ uint64_t ht_runs_oldest(const struct ht_runs *r);
 uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from, uint32_t most, struct ht_run *to);
 /* The runs are in an array of zeros from now on, and the older ones are gone. Returns the array of before. */
 struct ht_run *ht_runs_replace(struct ht_runs *r, struct ht_run *run, uint32_t size) HT_MUST_CHECK;
-
-#endif

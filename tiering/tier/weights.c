@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.c - see weights.h. */
 #include "tiering/tier/weights.h"
 
 #define NEAR 0.25     /* a difference that may be noise */

@@ -22,8 +22,7 @@
  *
  * Shares stay until one differs from what was measured by more than a twenty-fourth. Not locked: the owner does.
  */
-#ifndef HITRAIN_TIERING_TIER_WEIGHTS_H
-#define HITRAIN_TIERING_TIER_WEIGHTS_H
+#pragma once
 
 #include "tiering/base/base.h"
 #include <hitrain/limits.h>
@@ -68,5 +67,3 @@ struct ht_weights { /* all zero: no look yet */
 bool ht_weights_due(const struct ht_weights *w, uint64_t now_ns);
 /* Returns whether a share has changed. Shares together are HT_WEIGHTS_WHOLE, or 0: nothing is known. */
 bool ht_weights_look(struct ht_weights *w, uint64_t now_ns, const struct ht_weights_device devices[], unsigned count);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* workingset.c - shadows of evicted images, and the distance of refaults. */
-#include <stdlib.h>
 
 #include "tiering/tier/workingset.h"
 

@@ -13,8 +13,7 @@
  * Distances are counted in bytes that were loaded. Shadows of evicted images lie in a table of fixed size, where the
  * newer one wins a place. Not locked: the arena's user does.
  */
-#ifndef HITRAIN_TIERING_TIER_WORKINGSET_H
-#define HITRAIN_TIERING_TIER_WORKINGSET_H
+#pragma once
 
 #include "tiering/base/base.h"
 
@@ -39,5 +38,3 @@ void ht_workingset_note_evicted(struct ht_workingset *p, const void *owner, uint
 bool ht_workingset_is_refault(struct ht_workingset *p, const void *owner, uint64_t index, uint32_t size);
 /* Was it unused for much longer than refaults usually take? */
 bool ht_workingset_is_over(const struct ht_workingset *p, uint32_t used_at);
-
-#endif

@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* abort.c - the objects' part in an abort of a scope: restores published content and sizes. */
 #include "tiering/base/activity.h"
-#include "tiering/base/list.h"
 #include "tiering/base/verify.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/verify.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn_priv.h"

@@ -3,13 +3,9 @@
  * begin.c - when a transaction may begin: the log has room for it, and no failed flush has given up what it is to
  * publish.
  */
-#include <assert.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
-#include "tiering/journal/journal.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"

@@ -5,19 +5,12 @@
  * Normal records continue between the slices; a later record wins. Only published values are emitted: pending changes
  * of a scope come with its commit, or never.
  */
-#include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
-#include "tiering/journal/journal.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

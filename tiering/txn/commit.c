@@ -24,19 +24,12 @@
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant, which takes its own lock. So between the participants nothing else is published or aborted.
  */
-#include <assert.h>
 
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"

@@ -21,26 +21,13 @@
  * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
  * participant.
  */
-#include <assert.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
-#include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/api/keep.h"
 #include "tiering/api/object.h"
-#include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/object/verify.h"
 #include "tiering/txn/keep.h"

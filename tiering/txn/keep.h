@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* keep.h - the steps of a copy of a scope within a transaction (tiering/api/keep.h). */
-#ifndef HITRAIN_TIERING_TXN_KEEP_H
-#define HITRAIN_TIERING_TXN_KEEP_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include "tiering/api/keep.h"
 
 enum { HT_KEEP_TRIES_MAX = 4 }; /* transactions that a copy begins, each with more room in the log */
@@ -27,5 +25,3 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX) HT_
 void ht_keep_end(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX);
 /* Takes back what ht_keep_make has made, if anything. */
 void ht_keep_drop(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE);
-
-#endif

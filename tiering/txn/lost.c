@@ -6,13 +6,8 @@
  * written anew, cut off or deleted. A feature bit, durable before the first mark, keeps away programs that do not know
  * such marks.
  */
-#include "tiering/cache/arena.h"
-#include "tiering/api/check.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

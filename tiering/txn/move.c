@@ -28,18 +28,10 @@
  * records, parts of the owners follow each other, and the caller is an owner of the new place meanwhile.
  */
 #include <limits.h>
-#include <stdlib.h>
 
 #include "tiering/base/mutant.h"
-#include "tiering/tier/placement.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/flush.h"

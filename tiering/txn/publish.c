@@ -5,22 +5,12 @@
  *
  * The transaction frees space that a record replaces once the record is durable.
  */
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
-#include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/verify.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"

@@ -12,23 +12,13 @@
  * model without parameters; 5 for an object, 3 for a file, 10 for a chunk that is alone in its leaf), which is 4 L.
  * Tables of sparse files may have T more (object/chunk.h).
  */
-#include <stdlib.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/codec/codec.h"
-#include "tiering/journal/journal.h"
-#include "tiering/space/alloc.h"
-#include "tiering/api/check.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

@@ -18,14 +18,9 @@
  * would have to grow by as much as is freed.
  */
 #include "tiering/base/mutant.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/tx.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn.h"

@@ -1,18 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tx.c - an open transaction, and its end. There is one at a time, so that memory and log change in the same order. */
-#include <assert.h>
 
-#include "tiering/base/buf.h"
 #include "tiering/base/event.h"
-#include "tiering/base/list.h"
 #include "tiering/base/lock.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/slice.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

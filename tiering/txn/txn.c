@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* txn.c - the state of txn/, and the clients that have metadata of their own in the log. */
-#include <stdlib.h>
 
 #include "tiering/txn/txn.h"
-#include "tiering/base/buf.h"
-#include "tiering/base/list.h"
-#include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn_priv.h"
 

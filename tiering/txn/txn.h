@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* txn.h - the store's own records in the log, and reading them at a mount. */
-#ifndef HITRAIN_TIERING_TXN_TXN_H
-#define HITRAIN_TIERING_TXN_TXN_H
+#pragma once
 
-#include "tiering/base/base.h"
 #include <hitrain/format.h>
 #include "tiering/io/rings.h"
 #include "tiering/api/stats.h"
@@ -11,7 +9,6 @@
 #include "tiering/object/ref.h"
 
 struct ht_obj;
-struct ht_tx;
 
 /* Makes, and ends, the state of txn/, before and after everything else. -ENOMEM */
 int ht_txn_setup(struct ht_store *s) HT_MUST_CHECK;
@@ -130,5 +127,3 @@ struct ht_vault;
 /* The record of the store's vault. It has log bytes as long as there is one. */
 enum { HT_VAULT_RECORD_BYTES = 8 + 16 + HT_VAULT_URL_BYTES };
 void ht_tx_put_vault(struct ht_tx *tx, const struct ht_vault *v);
-
-#endif

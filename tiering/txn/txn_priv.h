@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* txn_priv.h - inside txn/: its state, and the records. */
-#ifndef HITRAIN_TIERING_TXN_TXN_PRIV_H
-#define HITRAIN_TIERING_TXN_TXN_PRIV_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -67,5 +66,3 @@ void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size) H
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
                      const struct ht_ref *r);
 void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index);
-
-#endif

@@ -5,15 +5,11 @@
  *
  * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
  */
-#include <stdlib.h>
 
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/object/scope.h"
-#include "tiering/object/slice.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"

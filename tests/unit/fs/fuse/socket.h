@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* socket.h - a session without a mount: the test has the kernel's end of the connection, which is a socket here. */
-#ifndef HITRAIN_TESTS_UNIT_FS_FUSE_SOCKET_H
-#define HITRAIN_TESTS_UNIT_FS_FUSE_SOCKET_H
+#pragma once
 
 #include <check.h>
 #include <semaphore.h>
@@ -147,5 +146,3 @@ static inline void teardown(void)
     sem_destroy(&go);
     sem_destroy(&began);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fixture.h - names over a real store on a device of memory, for the tests of this folder. */
-#ifndef HITRAIN_TESTS_UNIT_FS_NS_FIXTURE_H
-#define HITRAIN_TESTS_UNIT_FS_NS_FIXTURE_H
+#pragma once
 
 #include <sys/xattr.h>
 
@@ -268,5 +267,3 @@ static UNUSED void fixture_end(void)
     if (w.s)
         fixture_free(&w);
 }
-
-#endif

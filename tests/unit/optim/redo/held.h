@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* held.h - tests hold back the updates of a root: no worker takes one. */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_REDO_HELD_H
-#define HITRAIN_TESTS_UNIT_OPTIM_REDO_HELD_H
+#pragma once
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
@@ -26,5 +25,3 @@ static inline void hold_updates(struct fixture *f)
 {
     set_hold(f, true);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* logged.h - logged steps as tests see and damage them. */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_REDO_LOGGED_H
-#define HITRAIN_TESTS_UNIT_OPTIM_REDO_LOGGED_H
+#pragma once
 
 #include "optim/state/context.h"
 #include "optim/redo/logged.h"
@@ -33,5 +32,3 @@ static inline void exchange(struct ht_obj *obj, uint64_t at, size_t bytes, uint6
     ck_assert_int_eq(ht_obj_sync(obj), 0);
     *value = was;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * fixture.h - a store on a device of memory with one model root, its optimizer, and a plain model of the result of
  * every step: a kernel over whole arrays.
  */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
-#define HITRAIN_TESTS_UNIT_OPTIM_STEP_FIXTURE_H
+#pragma once
 
 #include <math.h>
 
@@ -687,5 +686,3 @@ static inline uint64_t protected_bytes(void)
     ht_store_stats(w.s, &st);
     return st.dram_protected_bytes;
 }
-
-#endif

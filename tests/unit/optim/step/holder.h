@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* holder.h - a thread that holds a chunk, so that the worker that needs it waits, and readers that are parked. */
-#ifndef HITRAIN_TESTS_UNIT_OPTIM_STEP_HOLDER_H
-#define HITRAIN_TESTS_UNIT_OPTIM_STEP_HOLDER_H
+#pragma once
 
 #include "tests/unit/optim/step/fixture.h"
 
@@ -73,5 +72,3 @@ static inline bool is_woken(void)
 {
     return parked.woken;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* content.h - made content of several kinds, for tests and measurements of the codec. The same seed gives the same. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_CODEC_CONTENT_H
-#define HITRAIN_TESTS_UNIT_TIERING_CODEC_CONTENT_H
+#pragma once
 
 #include "tests/support/random.h"
 #include "tiering/base/base.h"
@@ -93,5 +92,3 @@ static inline void content_zeros(uint8_t *out, size_t bytes, uint64_t seed)
     (void)seed;
     memset(out, 0, bytes);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * fixture.h - what object/ and data/ need of a store, without a log: memory, two devices of memory, and a scratch
  * object of one chunk, which is held.
  */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_DATA_FIXTURE_H
-#define HITRAIN_TESTS_UNIT_TIERING_DATA_FIXTURE_H
+#pragma once
 
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
@@ -130,5 +129,3 @@ static inline uint8_t *bytes_of(unsigned seed, uint32_t bytes)
         p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
     return p;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* collision.h - two contents with one checksum, for tests of what compares bytes. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_COLLISION_H
-#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_COLLISION_H
+#pragma once
 
 #define XXH_STATIC_LINKING_ONLY
 #include <stdint.h>
@@ -34,5 +33,3 @@ static inline void collision_words(uint64_t seed, uint64_t a[COLLISION_WORDS], u
     b[0] += UINT64_C(1) << 32;
     b[1] -= UINT64_C(1) << 32;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* compact.h - a store of nearly empty groups of blocks, and what tests of compaction look at. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_COMPACT_H
-#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_COMPACT_H
+#pragma once
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -121,5 +120,3 @@ static inline void finish_pass(void)
         ck_assert(!sleeps());
     ck_assert_uint_eq(figures().passes, passes + 1);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dedup.h - a pass of deduplication over the fixture's store, and what tests of it expect of content and space. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
-#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_DEDUP_H
+#pragma once
 
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -90,5 +89,3 @@ static inline struct ht_obj *use_all_space(void)
     free(junk);
     return o;
 }
-
-#endif

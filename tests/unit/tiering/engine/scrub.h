@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scrub.h - damage on the fixture's device, and a run of scrub that finds it. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_ENGINE_SCRUB_H
-#define HITRAIN_TESTS_UNIT_TIERING_ENGINE_SCRUB_H
+#pragma once
 
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/io/dev.h"
@@ -53,5 +52,3 @@ static inline struct ht_obj *stored(const uint8_t *p, size_t n, uint64_t scope)
     put_synced(o, 0, p, n);
     return o;
 }
-
-#endif

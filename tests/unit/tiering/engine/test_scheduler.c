@@ -66,7 +66,7 @@ static const struct ht_engine_type patient = {.name = "patient", .pause_ms = 360
 
 static uint64_t traffic(void *ctx)
 {
-    struct ht_row_figures x, y;
+    struct ht_background_stat x, y;
 
     ht_row_figures(&a.row, &x);
     ht_row_figures(&b.row, &y);
@@ -114,9 +114,9 @@ static void wait_until_inside(struct fake *f)
     WAIT_FOR(f->inside);
 }
 
-static struct ht_row_figures figures(struct fake *f)
+static struct ht_background_stat figures(struct fake *f)
 {
-    struct ht_row_figures x;
+    struct ht_background_stat x;
 
     ht_row_figures(&f->row, &x);
     return x;
@@ -422,7 +422,7 @@ TEST_LOOP(rows_of_a_lane_share_its_budget, 2)
     uint64_t begin_ns = ht_now_ns();
     ck_assert_int_eq(ht_lane_start(&lane), 0);
     wait_for_steps(&b, 12);
-    struct ht_row_figures x = figures(&a), y = figures(&b);
+    struct ht_background_stat x = figures(&a), y = figures(&b);
     double took_s = (double)(ht_now_ns() - begin_ns) / 1e9;
     ck_assert_uint_ge(x.steps, 11); /* neither keeps the other from its turn */
     if (cpu)

@@ -6,8 +6,7 @@
  * devices are detached as soon as they are open, so that closing them (or dying) removes them. If a kind is impossible
  * the test prints the reason and passes. HITRAIN_TEST_DEVICE names one more, whose content is lost.
  */
-#ifndef HITRAIN_TESTS_IO_TEST_H
-#define HITRAIN_TESTS_IO_TEST_H
+#pragma once
 
 #include <check.h>
 #include <fcntl.h>
@@ -157,5 +156,3 @@ __attribute__((unused)) static struct ht_io io_of(struct ht_dev *dev, enum ht_io
 {
     return (struct ht_io){.op = op, .dev = dev, .offset = offset, .buf = buf, .len = len};
 }
-
-#endif

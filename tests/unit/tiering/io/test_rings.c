@@ -232,13 +232,12 @@ TEST_LOOP(what_the_kernel_lacks_costs_speed_only, HT_ARRAY_SIZE(lacks) + 1)
     free(more);
 }
 
-TEST(features_are_found_out_and_have_names)
+TEST(features_are_found_out)
 {
     struct ht_io_features f;
 
     ck_assert_int_eq(ht_io_features(&f), 0);
     ck_assert(f.mode >= HT_RING_PLAIN && f.mode <= HT_RING_DEFERRED);
-    ck_assert_str_eq(ht_ring_mode_word(HT_RING_DEFERRED), "deferred");
 }
 
 TEST(no_ring_is_told_and_tried_again)

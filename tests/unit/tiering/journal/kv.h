@@ -5,8 +5,7 @@
  * Block 0 of the first device plays the superblock (one write, one flush). The log copies lie on one device or on two.
  * A transaction sets a few keys to one stamp; so a group that was replayed in part shows.
  */
-#ifndef TESTS_UNIT_TIERING_JOURNAL_KV_H
-#define TESTS_UNIT_TIERING_JOURNAL_KV_H
+#pragma once
 
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
@@ -442,5 +441,3 @@ static inline void kv_end(void)
     if (kv.dev[0])
         kv_free_devs(&kv);
 }
-
-#endif

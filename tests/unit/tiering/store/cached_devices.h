@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cached_devices.h - a store on several devices of memory with volatile caches, whose power can be cut. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
+#pragma once
 
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
@@ -137,5 +136,3 @@ static inline void *sync_main(void *arg)
     y->over = true;
     return NULL;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fixture.h - a store on a device of memory, for the tests of the store. */
-#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
-#define HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
+#pragma once
 
 #include "tests/support/background.h"
 #include "tests/support/dev.h"
@@ -356,5 +355,3 @@ static inline void delete_durably(struct ht_obj *o)
     delete (o);
     ck_assert_int_eq(ht_store_commit(s), 0);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * slices.h - for tests that operations on many chunks or objects hold locks for short slices only: a store with a hot
  * object that a thread reads, one of many chunks in a scope that keeps steps, and a look at the longest holds.
  */
-#ifndef HITRAIN_TESTS_SLICES_H
-#define HITRAIN_TESTS_SLICES_H
+#pragma once
 
 #include <sched.h>
 
@@ -262,5 +261,3 @@ static inline void *change(void *arg)
     }
     return arg;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts that slots, pieces, lists and sums of the arena agree (tiering/base/verify.h). */
-#include <assert.h>
 
 #include "tiering/cache/arena_priv.h"
 
@@ -163,4 +162,18 @@ void ht_arena_verify(struct ht_arena *a)
     assert(a->protected_max <= ht_arena_protected_max(ht_arena_bytes(a)));
     assert(sums.pinned_bytes <= ht_arena_pinned_max(ht_arena_bytes(a)));
     assert(memcmp(&a->sums, &sums, sizeof(sums)) == 0);
+}
+
+uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)
+{
+    uint32_t total = a->slots * HT_SLOT_SUBS;
+
+    for (uint32_t k = 0; k < total; k++) {
+        uint32_t n = *hand % total;
+        const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
+        *hand = s->state == HT_SLOT_SPLIT ? (n + 1) % total : (n / HT_SLOT_SUBS + 1) * HT_SLOT_SUBS % total;
+        if (a->image[n].owner && s->state != HT_SLOT_FREE)
+            return n;
+    }
+    return HT_SLOT_NONE;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts the invariants of job.c (tiering/base/verify.h). */
-#include <assert.h>
 
 #include "fs/fuse/job_priv.h"
 

@@ -5,21 +5,13 @@
  * Some sums are exact only while no thread works on the store: a thread that holds a chunk may have space that no
  * reference names yet. Until then they are bounds.
  */
-#include <assert.h>
-#include <stdlib.h>
 
 #include "tiering/object/verify.h"
 #include "tiering/base/idhash.h"
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
-#include "tiering/object/object.h"
-#include "tiering/object/ref.h"
-#include "tiering/object/refcount.h"
-#include "tiering/object/scope.h"
 
 /* What chunks add up to: those of a leaf, an object or the store. */
 struct tally {
@@ -408,4 +400,24 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     check_images(s);
     check_space(s, idle);
     ht_arena_verify(s->arena);
+}
+
+size_t ht_refcount_places(const struct ht_store *s)
+{
+    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
+}
+
+const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+
+    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
+}
+
+size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
+{
+    const struct ht_refcounts *r = &s->frees.refcounts;
+    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
+
+    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
 }

@@ -1,14 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts the invariants of shm.c (tiering/base/verify.h). */
-#include <assert.h>
 
-#include "tiering/base/list.h"
-#include "tiering/sys/shared.h"
-#include "tiering/cache/arena.h"
-#include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
-#include "tiering/object/object.h"
-#include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"
 
 /* The file may have several mappings. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.c - asserts the invariants of roots, parameters and ranges that their headers state (tiering/base/verify.h).
+ * verify.c - asserts the invariants of roots, parameters, ranges and sums of squares that
+ * their headers state (tiering/base/verify.h).
  *
  * A worker that has applied a range changes its state first and the sums soon after. So while a root has such workers
  * the sums are bounds.
  */
-#include <assert.h>
 
 #include "optim/state/param.h"
 #include "optim/state/range.h"
@@ -158,6 +158,55 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
     return bytes;
 }
 
+/* ------------------------------------------------------------------ totals */
+
+/* No other objects are found as its own. */
+static void check_owner(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        const struct ht_id_link *l = &p->state_link[i].by_oid;
+        uint64_t oid = p->cur.exists && i < p->cur.layout.count ? p->cur.oid[i] : 0;
+        assert(!l->id || (l->id == oid && ht_id_find(&p->o->states_by_oid, l->id) == l));
+    }
+}
+
+/* As totals.c counts them. */
+static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_totals c = {0};
+    struct ht_param_shape shape;
+
+    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
+        return c;
+    c.parameters = 1;
+    c.elements = shape.elements;
+    c.param_bytes = shape.elements * shape.p_bytes;
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        c.state_bytes += ht_opt_state_kept_bytes(&shape, p->cur.layout.kind[i], p->cur.layout.form[i]);
+    return c;
+}
+
+/* The totals are those of a walk. */
+static void check_totals(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_totals t = {0};
+
+    ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
+        struct ht_totals c = totals_of(p);
+        assert(c.parameters == p->counted.parameters && c.state_bytes == p->counted.state_bytes);
+        assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
+        check_owner(p);
+        t.parameters += c.parameters;
+        t.state_bytes += c.state_bytes;
+        t.param_bytes += c.param_bytes;
+        t.elements += c.elements;
+    }
+    assert(t.parameters == r->totals.parameters && t.state_bytes == r->totals.state_bytes);
+    assert(t.param_bytes == r->totals.param_bytes && t.elements == r->totals.elements);
+}
+
+/* ------------------------------------------------------------------- roots */
+
 static void check_lists(const struct ht_root *root, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each_entry(r, &root->early, const struct ht_range, queue) {
@@ -195,9 +244,91 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(ht_list_empty(&root->closing) || root->async);
     assert(!root->redo.counted || root->redo.steps < root->undurable || root->redo.logging);
     check_lists(root, &t);
-    ht_opt_totals_verify(root);
+    check_totals(root);
     return bytes + root->redo.heap_bytes;
 }
+
+/* ----------------------------------------------------------------- squares */
+
+/* Which gradients a check looks at: any change of it makes the check void. */
+struct moment {
+    uint64_t forgotten, open;
+};
+
+static struct moment moment_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return (struct moment){p->forgotten, p->root->open};
+}
+
+/* Has the range sums of all its elements, and does nothing? */
+static const struct ht_range *find_measured(const struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = p->gone ? NULL : ht_opt_range_find(p, index);
+
+    if (!r || !r->measured || r->stirred || r->state != HT_RANGE_IDLE)
+        return NULL;
+    return r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, index)) ? r : NULL;
+}
+
+/* Sums of the bytes that the store has for a range now, or an error. Not locked. */
+static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
+                         uint64_t *nonfinite)
+{
+    uint64_t elements = ht_opt_range_elements(&p->shape, index), size = ht_dtype_trained_bytes(dtype),
+             bytes = elements * size;
+    void *buf = malloc(bytes);
+    int rc = buf ? ht_opt_read_all(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
+    struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};
+
+    if (!rc)
+        ht_opt_squares_add(p->o->kernels, span, &all, nonfinite);
+    free(buf);
+    return rc;
+}
+
+/*
+ * Releases the lock while it reads. A drop or a boundary may come in between: then there is nothing to compare with.
+ */
+static void check_squares_of(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = find_measured(p, index);
+    struct moment before = moment_of(p);
+    uint64_t nonfinite = 0;
+
+    if (!r)
+        return;
+    bool summed = r->added || r->part_added;
+    uint8_t dtype = summed ? (uint8_t)HT_DTYPE_F32 : p->shape.grad_dtype;
+    struct ht_obj *from = ht_obj_get(p->o->store, ht_obj_id(summed ? p->sum : p->grad));
+    size_t spans = ht_div_up(ht_opt_range_elements(&p->shape, index), HT_SUM_SPAN);
+    double *span = calloc(spans, sizeof(*span));
+    unlock(p->o);
+    int rc = from && span ? compute_again(p, index, from, dtype, span, &nonfinite) : -ENOMEM;
+    ht_obj_put(from);
+    lock(p->o);
+    struct moment now = moment_of(p);
+    r = find_measured(p, index);
+    if (!rc && r && !memcmp(&before, &now, sizeof(now))) {
+        assert(!memcmp(span, p->squares + index * p->shape.range_elements / HT_SUM_SPAN, spans * sizeof(*span)));
+        assert(r->nonfinite == nonfinite);
+    }
+    free(span);
+}
+
+/* Kept sums are those of the bytes that the store has. Releases the lock in between. */
+static void check_squares(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (struct ht_list *pos = root->params.next, *next; pos != &root->params; pos = next) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        p->refs++;
+        for (uint64_t i = 0; p->squares && p->has_grad && i < p->shape.range_count; i++)
+            check_squares_of(p, i);
+        next = p->of_root.next;
+        p->refs--;
+    }
+}
+
+/* --------------------------------------------------------------------- all */
 
 void ht_optim_verify(struct ht_optim *o)
 {
@@ -215,7 +346,7 @@ void ht_optim_verify(struct ht_optim *o)
     for (struct ht_list *pos = o->roots.next, *next; pos != &o->roots; pos = next) {
         struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
         root->refs++;
-        ht_opt_squares_verify(root);
+        check_squares(root);
         next = pos->next;
         ht_opt_root_put_locked(root);
     }

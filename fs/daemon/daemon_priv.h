@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon_priv.h - what main.c takes from the other files of this folder. */
+#pragma once
+
+#include <limits.h>
+#include <signal.h>
+
+#include "fs/daemon/options.h"
+#include "fs/fuse/session.h"
+
+/*
+ * daemon.c: from a command to a daemon. The command returns when the mount is ready, or with the reason of the failure.
+ */
+
+/*
+ * Fork; the parent waits for ht_daemon_ready, or for the child's end, and exits with its status: only the
+ * child returns. No threads may exist yet. Negative errno: nothing was forked. A signal that ends the parent ends the
+ * child, until it is ready.
+ */
+int ht_daemon_fork(void) HT_MUST_CHECK;
+/*
+ * From now on messages go to syslog; the working directory is /, and standard descriptors are /dev/null. No-op when
+ * nothing was forked. Any thread, once, before ht_daemon_ready.
+ */
+void ht_daemon_detach(void);
+/* The command returns now. No-op when nothing was forked. Any thread, once. */
+void ht_daemon_ready(void);
+
+/* signals.c: signals, and settings of this process and, on request, of the system. */
+
+/* Be the last to be killed for memory, and do not wait for ourselves in writeback, as far as permitted. */
+void ht_process_protect(void);
+/* -o tune: huge pages for shared memory, large FUSE requests. Logs each change. */
+void ht_process_tune(void);
+/*
+ * A thread that waits for SIGTERM, SIGINT and SIGHUP, which are blocked in this and all later threads. The first such
+ * signal ends the process with 128 + its number, or, once ht_signals_direct has named it, calls stop(ctx). Later ones
+ * are left to shutdown.c.
+ */
+int ht_signals_start(void) HT_MUST_CHECK;
+/*
+ * Around the moment at which the mount appears: signals have no effect from defer until direct. stop NULL: as before.
+ */
+void ht_signals_defer(void);
+void ht_signals_direct(void (*stop)(void *ctx), void *ctx);
+/* Returns when stop has, if it was called; from then on the signals are ignored. */
+void ht_signals_end(void);
+void ht_signals_set(sigset_t *set); /* those three */
+
+/* mountpoint.c: checks that a place can be mounted on. */
+
+/* The absolute path of a directory. Detaches a dead hitrain mount there. Negative errno: logs the reason. */
+int ht_mountpoint_prepare(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
+/* Can FUSE be used at all? Reports the reason if not. */
+int ht_mountpoint_check_fuse(void) HT_MUST_CHECK;
+
+/*
+ * remount.c: change the flags of a mount that is there already: mount -o remount.
+ *
+ * The kernel keeps the flags. The daemon's own options cannot change. Naming one again, as mount(8) does with
+ * everything in fstab, is allowed if it has its present value. The attribute "options" of the mount's root has the
+ * values, so a remount needs a daemon that answers.
+ */
+
+/* Logs errors. Before a mount becomes read-only every write to it is made durable. */
+int ht_remount(const struct ht_options *o) HT_MUST_CHECK;
+/* For a mount that has just been made: sets flags that it could not be given at once. */
+int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o) HT_MUST_CHECK;
+
+/* dump.c: a thread that answers `hitrainctl dump`, whatever hangs. */
+
+/* What a dump is about. Must stay as it is until ht_dump_server_end. */
+struct ht_dump_server {
+    const char *source, *point;
+    struct ht_fuse *fuse;
+    struct ht_ctl *ctl;
+};
+
+/*
+ * From now on root may connect to the abstract socket HT_DUMP_SOCKET of this mount and gets a text, of which the last
+ * line is HT_DUMP_END. Without the socket or the thread a mount works as ever; a warning says why.
+ */
+void ht_dump_server_begin(const struct ht_dump_server *server);
+/* Does not wait for a client. */
+void ht_dump_server_end(void);
+
+/* lingering.c: a daemon whose mount is gone only in some namespaces reports why it stays. */
+
+/*
+ * From now on a thread waits until the mount has left this mount namespace. If the daemon is still needed some seconds
+ * later, an event names the process that keeps it, and again some minutes later. Both paths must stay as they are until
+ * ht_lingering_end.
+ */
+void ht_lingering_begin(const char *source, const char *mountpoint);
+void ht_lingering_end(void);
+
+/* shutdown.c: while a mount ends: a user who waits for a silent device gets a message and a way out. */
+
+/* The devices that the end may have to wait for, and the way out. Must stay as it is until ht_shutdown_end. */
+struct ht_shutdown {
+    struct ht_dev *const *dev;
+    unsigned count;
+    unsigned answer_s;         /* a device does not answer when a request is older */
+    void (*detach)(void *ctx); /* detach the mount, as well as possible at once */
+    void *ctx;
+};
+
+/*
+ * From now on a thread logs every few seconds which device the end waits for. While a device does not answer, another
+ * SIGTERM, SIGINT or SIGHUP (blocked in this thread) ends the process. A second call does nothing.
+ */
+void ht_shutdown_begin(const struct ht_shutdown *shutdown);
+void ht_shutdown_end(void);
