@@ -103,8 +103,10 @@ int ht_obj_numa_index(struct ht_obj *o, uint64_t offset);
  * first read on, until its end. A file of state may get another object: then the reader begins again there.
  */
 struct ht_obj_reader {
-    struct ht_obj *obj;     /* that it read last, with a reference; NULL: has not read yet */
-    struct ht_list pending; /* in a list while there is something to read ahead */
+    struct ht_store *store; /* NULL: has not read yet */
+    uint64_t oid;           /* of the object that it read last */
+    struct ht_obj *obj;     /* that one, with a reference, while there is something to read ahead; else NULL */
+    struct ht_list pending; /* and in a list then */
     struct ht_readahead_both streams;
     bool downwards;     /* the chunks to read ahead are [end, next), the highest first; else [next, end) */
     uint64_t next, end; /* chunks to read ahead */
