@@ -228,7 +228,6 @@ int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_
     }
     o->chunk_shift = (uint8_t)__builtin_ctz(attr->chunk_bytes);
     o->obj_class = (uint8_t)attr->obj_class;
-    o->internal = attr->internal;
     ht_obj_join(o, sc);
     o->defined = true;
     o->meta_dirty = !scratch;
