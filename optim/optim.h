@@ -521,7 +521,7 @@ int ht_optim_snapshot_by(struct ht_optim *o, uint64_t root, const char *name, st
  * Later kept steps stay. names: makes names and attributes those of the step (ht_ns_rollback). -EBUSY: a step is open,
  * a gradient has bytes that are not closed, or is open in another shape than then. -ESTALE: the kept step, or one of
  * its files, went meanwhile. -ENOSPC. After an error the model is as when the call began, and durable: changes that
- * others made below the root during the call are lost. WAITS.
+ * others made below the root during the call are lost. to NULL: only waits until it could begin. WAITS.
  */
 struct ht_copy_id;
 struct ht_rollback {

@@ -100,7 +100,8 @@ static int end_or_abort(struct ht_call *q, uint64_t ino)
     struct ht_optim *o = q->ctl->optim;
     enum ht_trace_op op = HT_TRACE_ABORT;
     bool aborts = q->cmd->id == HT_COMMAND_ABORT;
-    int rc = aborts ? 0 : ht_ctl_need_whole(q->ctl, q->root, q->cmd->id == HT_COMMAND_COMMIT, q->err);
+    bool publishes = q->cmd->id == HT_COMMAND_COMMIT && q->by.claim && q->seat->makes;
+    int rc = aborts ? 0 : ht_ctl_need_whole(q->ctl, q->root, publishes, q->err);
 
     if (rc || q->cmd->id == HT_COMMAND_PREPARE)
         return rc ? rc : ht_optim_prepare_by(o, q->root, &q->by);
@@ -113,6 +114,7 @@ static int end_or_abort(struct ht_call *q, uint64_t ino)
         rc = ht_optim_commit_by(o, q->root, &q->by);
     } else {
         rc = ht_optim_abort_by(o, q->root, &q->by);
+        q->seat->makes |= !rc && q->by.claim;
         ht_ctl_drop_stale(q->ctl);
         ht_endurance_apply(q->ctl); /* the mount's root may be the model root */
     }
@@ -126,6 +128,7 @@ static int claim(struct ht_call *q, uint64_t ino)
 {
     struct ht_ctl *c = q->ctl;
     struct ht_seat *seat = q->seat;
+    char why[HT_CTL_ERROR_MAX];
     struct ht_optim_claim want = {
         .held = seat->root == q->root ? seat->claim : 0,
         .name = q->cmd->name,
@@ -138,8 +141,10 @@ static int claim(struct ht_call *q, uint64_t ino)
         return rc;
     ht_mutex_lock(ht_ctl_root_lock(c)); /* another client's change of words that began before ends before the answer */
     ht_mutex_unlock(ht_ctl_root_lock(c));
-    if (seat->claim != want.held && seat->claim)
+    if (seat->claim != want.held) { /* from now on its process alone can say that the root is half-made */
+        seat->makes = !ht_ctl_need_whole(c, q->root, false, why);
         (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
+    }
     seat->root = q->root;
     seat->claim = want.held;
     return 0;

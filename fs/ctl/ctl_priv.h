@@ -208,6 +208,7 @@ struct ht_seat {
     uint64_t root, claim; /* 0: none */
     uint64_t held;        /* the kept step that does not expire while this is open; 0: none */
     uint64_t checked;     /* the model root that the person was last allowed to steer; 0: none */
+    bool makes;           /* if the claimed root is half-made, then since this claimed it, or took it back */
     int process;
     struct ht_person person;
 };

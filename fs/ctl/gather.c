@@ -170,9 +170,9 @@ void ht_gather_free(struct ht_gather *g)
 
 /* ----------------------------------------------------------------- members */
 
-static int open_described(struct ht_gather *g, const struct ht_param_desc *d, struct member *m)
+static int open_described(struct ht_gather *g, const struct ht_param_desc *d, struct member *m,
+                          char why[HT_CTL_ERROR_MAX])
 {
-    char why[HT_CTL_ERROR_MAX];
     const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *of_grad = ht_dtype_row(d->grad_dtype);
 
     if (d->root != g->root || !p || !of_grad || (g->writes && ht_shape_check(g->ctl, m->ino, why)))
@@ -190,7 +190,7 @@ static int open_described(struct ht_gather *g, const struct ht_param_desc *d, st
 }
 
 static int open_member(struct ht_gather *g, uint64_t ino, uint64_t bytes, const struct ht_caller *caller,
-                       struct member *m)
+                       struct member *m, char why[HT_CTL_ERROR_MAX])
 {
     int mask = (g->reads ? R_OK : 0) | (g->writes ? W_OK : 0);
     int rc = ht_ctl_access(g->ctl, ino, mask, caller);
@@ -201,14 +201,14 @@ static int open_member(struct ht_gather *g, uint64_t ino, uint64_t bytes, const 
     if (rc)
         return rc;
     *m = (struct member){.ino = ino};
-    rc = ht_obj_size(d.obj) == bytes ? open_described(g, &d, m) : -ESTALE;
+    rc = ht_obj_size(d.obj) == bytes ? open_described(g, &d, m, why) : -ESTALE;
     if (rc)
         ht_ns_close(g->ctl->ns, ino);
     return rc;
 }
 
 static int open_line(struct ht_gather *g, const char *line, size_t len, const struct ht_caller *caller,
-                     struct member *m)
+                     struct member *m, char why[HT_CTL_ERROR_MAX])
 {
     const char *space = memchr(line, ' ', len);
     uint64_t bytes = 0, ino;
@@ -218,15 +218,17 @@ static int open_line(struct ht_gather *g, const char *line, size_t len, const st
         rc = ht_ctl_resolve(g->ctl, g->root, space + 1, len - (size_t)(space + 1 - line), caller, &ino);
     if (rc)
         return rc;
-    rc = open_member(g, ino, bytes, caller, m);
+    rc = open_member(g, ino, bytes, caller, m, why);
     ht_ns_forget(g->ctl->ns, ino, 1);
     return rc;
 }
 
-static void report_line(struct ht_gather *g, const char *line, size_t len, int error)
+/* why: the reason, if it is known; else empty. */
+static void report_line(struct ht_gather *g, const char *line, size_t len, int error, const char *why)
 {
     ht_last_error_set(g->ctl, g->root, "gather", "gather: '%.*s': %s", (int)ht_min_u64(len, 120), line,
-                      error == -EINVAL       ? "names no parameter of this model"
+                      why[0]                 ? why
+                          : error == -EINVAL ? "names no parameter of this model"
                           : error == -ESTALE ? "the file has another size"
                                              : strerror(-error));
 }
@@ -255,12 +257,13 @@ static int open_lines(struct ht_gather *g, const char *at, const char *end, cons
 
     while (at < end) {
         const char *next = end_of_line(at, end);
-        int rc = open_line(g, at, (size_t)(next - at), caller, &out[opened]);
+        char why[HT_CTL_ERROR_MAX] = "";
+        int rc = open_line(g, at, (size_t)(next - at), caller, &out[opened], why);
         if (rc) {
             while (opened)
                 close_member(g, &out[--opened]);
             if (rc != -EINTR)
-                report_line(g, at, (size_t)(next - at), rc);
+                report_line(g, at, (size_t)(next - at), rc, why);
             return rc;
         }
         opened++;

@@ -151,8 +151,9 @@ int ht_kept_rollback(struct ht_call *q, uint64_t ino)
         return rc;
     const struct ht_rollback to = {
         .kept = about.ino, .step = about.step, .config = &config, .names = names_of_step, .ctx = &r};
-    ht_mutex_lock(ht_ctl_root_lock(c)); /* no other thread sets the configuration */
-    rc = ht_optim_rollback_by(c->optim, q->root, &to, &q->by);
+    rc = ht_optim_rollback_by(c->optim, q->root, NULL, &q->by); /* a vault may keep it waiting: without the lock */
+    ht_mutex_lock(ht_ctl_root_lock(c));                         /* no other thread sets the configuration */
+    rc = rc ? rc : ht_optim_rollback_by(c->optim, q->root, &to, &q->by);
     ht_mutex_unlock(ht_ctl_root_lock(c));
     ht_ctl_changed(c);
     ht_ctl_drop_stale(c);

@@ -61,14 +61,13 @@ static int pass_window(fuse_req_t req, struct ht_passthrough_file *e, uint64_t b
     return rc;
 }
 
-/* If no program has it: what one that ended has left is no gradient of the next one. */
-static bool end_window(struct ht_fuse *f, struct ht_passthrough_file *e)
+/* If no program has it: what one that ended has left is no gradient of the next one. forgotten: by the kernel, too. */
+static bool end_window(struct ht_fuse *f, struct ht_passthrough_file *e, bool forgotten)
 {
-    struct ht_obj *obj = e->obj;
-
-    if (!e->active || !ht_passthrough_file_end(f, e))
+    if (!forgotten && !ht_passthrough_file_is_free(f, e))
         return false;
-    delete_window(f, obj);
+    delete_window(f, e->obj); /* whose memory keeps it */
+    ht_passthrough_file_deactivate(f, e);
     return true;
 }
 
@@ -83,7 +82,7 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hi
 
     if (!e)
         return false;
-    (void)end_window(f, e);
+    (void)end_window(f, e, false);
     if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) &&
         ht_passthrough_may_be(f, ht_hidden_param(file), flags, fuse_req_ctx(req)->uid) && pass_window(req, e, bytes))
         f->traffic->passthrough_fallbacks++;
@@ -179,8 +178,7 @@ void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n)
 
     if (!e)
         return;
-    ht_passthrough_file_deactivate(f, e);
-    delete_window(f, e->obj);
+    (void)end_window(f, e, true);
     ht_passthrough_file_leave(f, e);
 }
 
@@ -193,7 +191,7 @@ struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino)
     struct ht_obj *window = NULL;
     struct stat st;
 
-    if (e && !end_window(f, e) && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
+    if (e && !end_window(f, e, false) && e->active && fstat(e->fd, &st) == 0 && st.st_blocks)
         window = ht_obj_get(f->store, ht_obj_id(e->obj));
     if (e)
         ht_passthrough_file_leave(f, e);

@@ -73,7 +73,7 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
         return rc;
     if (residency_of(i) != HT_RESIDENCY_AUTO)
         ht_obj_set_residency(obj, residency_of(i));
-    ht_obj_set_compress(obj, may_compress(ns, i));
+    ht_obj_describe(obj, may_compress(ns, i), i->cur.dtype != HT_DTYPE_NONE, false);
     *out_obj = obj;
     return 0;
 }
@@ -93,7 +93,7 @@ void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i)
 
     if (obj) {
         ht_obj_set_residency(obj, residency_of(i));
-        ht_obj_set_compress(obj, may_compress(ns, i));
+        ht_obj_describe(obj, may_compress(ns, i), i->cur.dtype != HT_DTYPE_NONE, true);
     }
     ht_obj_put(obj);
 }

@@ -174,6 +174,7 @@ static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES
 
     if (!obj)
         return;
+    ht_ns_content_changed(op->ns, i);
     int rc = ht_obj_set_chunk_bytes(obj, ht_ns_chunk_bytes(op->ns, i));
     if (rc == 0 && !ht_ns_pending(i))
         ht_obj_publish(obj, op->tx);

@@ -84,7 +84,6 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         .chunk_bytes = HT_CHUNK_BYTES,
         .obj_class = HT_CLASS_DURABLE,
         .scope = root->id,
-        .internal = true,
     };
     int rc = ht_obj_create(o->store, &attr, &obj);
     lock(o);

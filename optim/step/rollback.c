@@ -412,8 +412,8 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
 
     if (rc)
         return rc;
-    rc = begin_rollback(r.root, by ? by : &anyone);
-    if (rc) {
+    rc = to ? begin_rollback(r.root, by ? by : &anyone) : 0;
+    if (rc || !to) {
         ht_opt_step_leave(r.root);
         return rc;
     }

@@ -409,3 +409,12 @@ def test_a_write_to_a_parameter_that_no_step_has_updated_cuts_the_chain(mnt):
     (root / 'log').write_bytes(b'which a trainer writes in each step')
     (root / 'saved').write_bytes(b'and tensors that its backward needs')
     assert base(7) == 6
+    # A copy of a parameter gets its dtype when its content is there, and is one from then on.
+    (root / 'late').touch()
+    os.removexattr(root / 'late', 'user.hitrain.dtype')
+    (root / 'late').write_bytes(b'\0' * 4096)
+    assert base(8) == 7
+    word(root / 'late', 'dtype', 'f32')
+    assert [base(9), base(10)] == [0, 9]
+    (root / 'late').write_bytes(b'\1' * 4096)
+    assert [base(11), base(12)] == [0, 11]

@@ -368,18 +368,21 @@ def test_content_that_was_changed_in_the_vault_is_refused_by_name(tmp_path, make
 
 
 def half_made(root):
-    """As optim/torch/hitrain/_making.py makes a model, up to its first commit."""
+    """As optim/torch/hitrain/_making.py makes a model, up to its first commit. Returns the maker's claim."""
     root.mkdir()
     word(root, 'making', 'optimizer')
     word(root, 'optimizer', REDO)
-    mark(root)
-    word(root, 'dtype', 'f32')
-    (root / 'w').write_bytes(b'\0' * 4096)
-
-
-def mark(root):
+    ctl = claimed(root, 'maker')
     said = dict(line.split('=') for line in word(root, 'redo').splitlines())
     word(root, 'making', f'optimizer {said["lineage"]} {said["publications"]}')
+    word(root, 'dtype', 'f32')
+    (root / 'w').write_bytes(b'\0' * 4096)
+    return ctl
+
+
+def dies(ctl):
+    os.write(ctl, b'unclaim\n')
+    os.close(ctl)
 
 
 def claimed(root, name):
@@ -391,7 +394,7 @@ def claimed(root, name):
 def test_a_model_whose_maker_died_stays_half_made(tmp_path, make_store, programs):
     """Nothing makes it whole but the commit of its maker, or who takes it as it is."""
     url, root = make_vault(str(tmp_path / 'v')), make_store().mount() / 'model'
-    half_made(root)
+    dies(half_made(root))
     to = programs('archiver', 'archive', root, job_of(url), '--follow', '--log')
     to.wait_for(lambda: 'is half-made' in to.said(), 'it says why it archives nothing')
     for line in 'step', 'commit', 'snapshot', 'snapshot x if=0', 'prepare':
@@ -403,22 +406,22 @@ def test_a_model_whose_maker_died_stays_half_made(tmp_path, make_store, programs
         os.open(root / '.hitrain/grad/w', os.O_WRONLY)
     assert word(root, 'error').startswith('model/w: gradient: this model is half-made')
     assert word(root, 'durable_step') == '0' and word(root, 'redo').split()[3] == 'publications=' + word(root, 'making').split()[2]
-    # A trainer that claims it may end no step.
+    # A trainer that claims it may end no step, with a gradient or without.
     ctl = claimed(root, 'trainer')
-    put_gradient(root, 'w', b'\0' * 4096)
-    for line in b'step\n', b'commit\n', b'snapshot\n':
-        with fails(errno.EBUSY):
-            os.write(ctl, line)
+    for sends in False, True:
+        if sends:
+            put_gradient(root, 'w', b'\0' * 4096)
+        for line in b'step\n', b'commit\n', b'snapshot\n':
+            with fails(errno.EBUSY):
+                os.write(ctl, line)
     os.write(ctl, b'abort\n')
     os.close(ctl)
     to.end()
     shutil.rmtree(root)
     sync(root.parent)
     # A maker that does not die.
-    half_made(root)
+    ctl = half_made(root)
     to.start()
-    ctl = claimed(root, 'maker')
-    mark(root)
     os.write(ctl, b'commit\n')
     os.close(ctl)
     to.wait_for(lambda: entries(url), 'the whole model is there')
@@ -441,7 +444,7 @@ def test_an_unmount_publishes_nothing_of_a_half_made_model(make_store):
     """It would count as whole: the next mount has another lineage. What goes is made anew."""
     store = make_store()
     root = store.mount() / 'model'
-    half_made(root)
+    dies(half_made(root))
     store.remount()
     assert not (root / 'w').exists()
     assert 'its maker has not committed' in store.messages()
@@ -449,7 +452,7 @@ def test_an_unmount_publishes_nothing_of_a_half_made_model(make_store):
 
 def test_a_half_made_model_is_taken_as_it_is(make_store):
     root = make_store().mount() / 'model'
-    half_made(root)
+    dies(half_made(root))
     assert 'half-made' in command(root, 'snapshot')[0]
     os.removexattr(root, 'user.hitrain.making')
     train_one(root)

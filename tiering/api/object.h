@@ -18,7 +18,6 @@ struct ht_obj_attr {
     uint32_t chunk_bytes; /* HT_CHUNK_BYTES_VALID */
     uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
     uint64_t scope;       /* 0 or the id of a model root */
-    bool internal;        /* no program writes it: unless it is derived, ht_scope_edits leaves it out */
 };
 
 /*
@@ -101,8 +100,10 @@ int ht_obj_numa_index(struct ht_obj *o, uint64_t offset);
  * first read on, until its end. A file of state may get another object: then the reader begins again there.
  */
 struct ht_obj_reader {
-    struct ht_obj *obj;     /* that it read last, with a reference; NULL: has not read yet */
-    struct ht_list pending; /* in a list while there is something to read ahead */
+    struct ht_store *store; /* NULL: has not read yet */
+    uint64_t oid;           /* of the object that it read last */
+    struct ht_obj *obj;     /* that one, with a reference, while there is something to read ahead; else NULL */
+    struct ht_list pending; /* and in a list then */
     struct ht_readahead_both streams;
     bool downwards;     /* the chunks to read ahead are [end, next), the highest first; else [next, end) */
     uint64_t next, end; /* chunks to read ahead */
@@ -234,8 +235,11 @@ void ht_obj_evict(struct ht_obj *obj);
  */
 enum ht_residency { HT_RESIDENCY_AUTO, HT_RESIDENCY_PINNED, HT_RESIDENCY_COLD };
 void ht_obj_set_residency(struct ht_obj *obj, enum ht_residency residency);
-/* Whether threads that write its content back may compress it at once (data/write_frame.h). */
-void ht_obj_set_compress(struct ht_obj *obj, bool may);
+/*
+ * compress: threads that write its content back may compress it at once (data/write_frame.h). tensor: ht_scope_edits
+ * counts its changes; so it does if content is one from now on, or is none any more (changed).
+ */
+void ht_obj_describe(struct ht_obj *obj, bool compress, bool tensor, bool changed);
 /* Bytes that can still be pinned if all of the object is: less than 0 if it does not fit. */
 int64_t ht_obj_pinnable_bytes(struct ht_obj *obj);
 /*

@@ -119,15 +119,15 @@ static void aim_down(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uin
     skip_unwanted(o, r);
 }
 
-/* What it waits for in the object stays counted. */
-static void leave_object(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+/* An idle reader keeps no object that is deleted meanwhile. */
+static void end_pending(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = r->obj;
 
     if (!o)
         return;
     ht_list_del(&r->pending);
-    *r = (struct ht_obj_reader){.missing = r->missing};
+    r->obj = NULL;
     ht_obj_put_locked(o);
 }
 
@@ -137,16 +137,12 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
 
     if (!len)
         return;
-    if (r->obj != o) {
-        leave_object(r);
-        r->obj = o;
-        o->refs++;
-        ht_list_init(&r->pending);
-    }
+    end_pending(r);
+    if (r->oid != o->oid) /* what it waits for in the former one stays counted */
+        *r = (struct ht_obj_reader){.store = s, .oid = o->oid, .missing = r->missing};
     uint64_t unit = ht_obj_bytes_per_chunk(o), at = off >> o->chunk_shift, most = stream_bytes_max(s);
     uint64_t was_low = ht_readahead_both_low(&r->streams);
     struct ht_readahead_target t = ht_readahead_both_note(&r->streams, off, len, unit, most);
-    ht_list_del(&r->pending);
     if (!t.any || most < unit) { /* without room it would take the place of chunks that are being read */
         start_over(r, false);
         return;
@@ -159,18 +155,20 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
         aim_up(o, r, at, t.to);
     if (!chunks_left(r) || s->flow.missing >= MISSING_MAX)
         return;
+    r->obj = o;
+    o->refs++;
     ht_list_add_tail(&s->engine->pending_readers, &r->pending);
     s->waits.wakes.readahead = s->waits.wakes.any = true;
 }
 
 void ht_obj_reader_end(struct ht_obj_reader *r)
 {
-    struct ht_store *s = r->obj ? r->obj->s : NULL;
+    struct ht_store *s = r->store;
 
     if (!s)
         return;
     ht_store_lock(s);
-    leave_object(r);
+    end_pending(r);
     ht_store_unlock(s);
 }
 
@@ -299,17 +297,21 @@ static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     if (a != HT_ADMITTED)
         return a == HT_ADMISSION_AGAIN;
     struct ht_chunk *c;
+    struct ht_obj *o = r->obj;
     uint64_t index;
     uint32_t slot = next_of(r, &c, &index);
+    o->refs++; /* the reader may be idle then, and go */
     ht_list_del(&r->pending);
-    if (slot == HT_SLOT_NONE)
-        return true;
-    if (chunks_left(r))
-        ht_list_add_tail(&s->engine->pending_readers, &r->pending);
-    ht_arena_mark_readahead(s->arena, slot);
-    ht_chunk_attach_image(r->obj, c, index, slot);
-    ht_planner_note_ahead(r->obj, c, index);
-    ht_read_batch_start(w, r->obj, c, index);
+    ht_list_add_tail(&s->engine->pending_readers, &r->pending);
+    if (slot == HT_SLOT_NONE || !chunks_left(r))
+        end_pending(r);
+    if (slot != HT_SLOT_NONE) {
+        ht_arena_mark_readahead(s->arena, slot);
+        ht_chunk_attach_image(o, c, index, slot);
+        ht_planner_note_ahead(o, c, index);
+        ht_read_batch_start(w, o, c, index);
+    }
+    ht_obj_put_locked(o);
     return true;
 }
 
@@ -323,7 +325,7 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     ht_store_lock(s);
     if (!w->ring) {
         while (!ht_list_empty(&s->engine->pending_readers))
-            ht_list_del(s->engine->pending_readers.next);
+            end_pending(ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending));
         return;
     }
     for (;;) {

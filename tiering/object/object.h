@@ -68,7 +68,7 @@ struct ht_obj {
         int16_t sticky;               /* the last error, until a client clears it */
         uint32_t hits, misses;
         uint32_t refs : 27;
-        uint32_t internal : 1;                 /* struct ht_obj_attr */
+        uint32_t tensor : 1;                   /* ht_obj_describe */
         uint32_t compress : 1;                 /* writers may compress it: data/write_frame.h */
         uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
@@ -135,8 +135,7 @@ void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_
 static inline void ht_obj_note_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* A tensor is derived from its first update on. Scratch files are no state of a model. */
-    bool is_tensor = 1u << o->chunk_shift > HT_SMALL_CHUNK_BYTES && o->obj_class != HT_CLASS_SCRATCH && !o->internal;
-    o->scope->edits += o->extra->derived || is_tensor;
+    o->scope->edits += o->extra->derived || (o->tensor && o->obj_class != HT_CLASS_SCRATCH);
 }
 
 /* Its content is changed otherwise than through a batch pin. */

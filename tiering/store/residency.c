@@ -49,10 +49,12 @@ static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOC
     }
 }
 
-void ht_obj_set_compress(struct ht_obj *o, bool may)
+void ht_obj_describe(struct ht_obj *o, bool compress, bool tensor, bool changed)
 {
     ht_store_lock(o->s);
-    o->compress = may;
+    o->scope->edits += changed && o->tensor != tensor && o->size > 0;
+    o->compress = compress;
+    o->tensor = tensor;
     ht_store_unlock(o->s);
 }
 

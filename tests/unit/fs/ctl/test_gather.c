@@ -75,6 +75,23 @@ static void close_b(struct ht_grad *grad)
     ht_ns_close(k.ns, b_ino);
 }
 
+TEST(a_refusal_says_why)
+{
+    struct ht_gather *g = open_for(0, O_RDWR);
+    struct ht_redo_steps s;
+    struct ht_last_error e;
+    char text[HT_MAKING_MAX];
+
+    ck_assert_int_eq(ht_optim_redo_steps(k.optim, root, &s), 0);
+    snprintf(text, sizeof(text), "maker %llu %llu", (unsigned long long)s.lineage, (unsigned long long)s.publications);
+    harness_set_word(&k, root, HT_XATTR_PREFIX "making", text);
+    ck_assert_int_eq(name(g, both), -EBUSY);
+    ck_assert(ht_last_error_get(k.ctl, root, &e) && strstr(e.text, "gather: '4000 a': this model is half-made"));
+    ck_assert_int_eq(ht_ns_removexattr(k.ns, root, HT_XATTR_PREFIX "making"), 0);
+    ck_assert_int_eq(name(g, both), 0);
+    ht_gather_free(g);
+}
+
 /* ------------------------------------------------------------------ writes */
 
 static void *write_b(void *grad)

@@ -167,6 +167,20 @@ TEST(a_read_elsewhere_takes_back_what_was_asked_for)
     ck_assert_uint_eq(stats().readahead_chunks, 0);
 }
 
+/* A state file that a program has open may get another object, and the space of the former one comes back. */
+TEST(an_idle_reader_keeps_no_object)
+{
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+
+    read_at(o, &reader, 0, SMALL);
+    read_at(o, &reader, SMALL, SMALL);
+    ck_assert_uint_eq(obj_stat(o).refs, 2); /* there is something to read ahead */
+    ht_store_readahead(s);
+    ck_assert_uint_eq(obj_stat(o).refs, 1);
+    read_and_feed(o, 2 * SMALL, SMALL);
+    ck_assert_uint_eq(stats().readahead_hits, 1);
+}
+
 TEST(what_is_read_ahead_and_not_used_is_waste)
 {
     struct ht_obj *o = begin(SMALL, 4 * MIB);
