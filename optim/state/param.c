@@ -298,7 +298,7 @@ bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
     return yes;
 }
 
-/* Gradients are queued meanwhile. */
+/* Gradients are queued. */
 static void hold_updates(struct ht_optim *o, uint64_t id, bool alone) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = ht_opt_root_find(o, id);

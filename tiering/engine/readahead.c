@@ -119,7 +119,7 @@ static void aim_down(struct ht_obj *o, struct ht_obj_reader *r, uint64_t at, uin
     skip_unwanted(o, r);
 }
 
-/* An idle reader keeps no object that is deleted meanwhile. */
+/* An idle reader keeps no object. */
 static void end_pending(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o = r->obj;

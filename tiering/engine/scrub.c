@@ -315,7 +315,7 @@ static int next_content(struct ht_scrub_run *r)
 
 /* -------------------------------------------------------------------- run */
 
-/* Of all objects. Objects may come and go meanwhile. */
+/* Of all objects, which may come and go. */
 static uint64_t stored_blocks(struct ht_store *s)
 {
     const struct ht_buckets *t = &s->objects.table;
