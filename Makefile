@@ -261,8 +261,8 @@ SAN_FLAGS := $(if $(filter coverage,$(sans)),--coverage -fprofile-update=atomic,
 LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK) $(if $(LOCKS),-DHT_LOCK_BLOCKS)
 # So are whole structures (tiering/base/verify.h).
 VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
-# LOCKS=1 counts basic blocks in the daemon's code.
-blocks_of = $(if $(LOCKS),$(if $(filter tiering/% optim/% fs/%,$(1)),-fsanitize-coverage=trace-pc))
+# LOCKS=1 counts basic blocks in the daemon's code. Kernels take no locks.
+blocks_of = $(if $(LOCKS),$(if $(filter tiering/% optim/% fs/%,$(filter-out optim/rules/kernel_%,$(1))),-fsanitize-coverage=trace-pc))
 MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
 # Tests compile four times as fast without most optimizations, and what they test is compiled apart. Reports of
