@@ -36,6 +36,13 @@ def wait_for(condition, what, seconds=SECONDS_MAX):
         time.sleep(0.01)
 
 
+def needs(*programs):
+    """Skips the test where a program is missing."""
+    for program in programs:
+        if not shutil.which(program):
+            pytest.skip(f'no {program} here')
+
+
 def remove_folder(folder):
     """Removes a folder, ends mounts below it, and returns their mount points."""
     with open('/proc/self/mountinfo') as mounts:
