@@ -73,7 +73,7 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     *out_images += c->images.count;
     *out_flushes += recording_flushes(&rec);
     recording_free(&rec);
-    harness_free(&fsck_scenario);
+    fsck_scenario_end();
     close(fd);
     free(base);
     u64_set_free(&c->images);

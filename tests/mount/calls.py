@@ -53,6 +53,11 @@ def sync(path):
         os.close(fd)
 
 
+def write_synced(path, data):
+    path.write_bytes(data)
+    sync(path)
+
+
 def run_threads(threads):
     """Starts them, and waits for their ends."""
     for t in threads:

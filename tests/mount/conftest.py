@@ -38,6 +38,13 @@ def wait_for(condition, what, seconds=SECONDS_MAX):
         pause = min(1.2 * pause, 0.05)
 
 
+def needs(*programs):
+    """Skips the test where a program is missing."""
+    for program in programs:
+        if not shutil.which(program):
+            pytest.skip(f'no {program} here')
+
+
 def remove_folder(folder):
     """Removes a folder, ends mounts below it, and returns their mount points."""
     with open('/proc/self/mountinfo') as mounts:

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import MIB, ROOT, run, wait_for
 from test_roots import command, word
-from test_step_streams import ADAMW, content, digest, make_model, step
+from test_step_streams import ADAMW, content, digest, kept_step, make_model, step
 from trees import blob, describe, make_carried_tree
 
 sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
@@ -79,8 +79,7 @@ def test_a_restored_step_trains_on_to_the_same_bits(stores, vault, dtype):
 def test_a_compressed_step_takes_less_and_has_the_same_bits(stores, vault, dtype):
     _, (a, b) = stores
     root = make_model(a / 'model', dtype, elements=600_000)
-    step(root, 10, dtype, elements=600_000)
-    command(root, 'snapshot')
+    kept_step(root, 10, dtype, elements=600_000)
     url = f'{vault}/job'
     said = archive(root, '1', url, '--compress')
     assert said['new_bytes'] < 0.88 * said['bytes'] and stored(vault) == said['new_bytes']
@@ -91,8 +90,7 @@ def test_a_compressed_step_takes_less_and_has_the_same_bits(stores, vault, dtype
     cold = restore(url, b / 'cold', '--cold')      # the store reads frames of its own form
     assert cold['digest'] == said['digest'] and cold['cold_bytes'] > MIB
     assert content(root, 'w', 'deep/v') == content(b / 'cold', 'w', 'deep/v')
-    step(root, 20, dtype, elements=600_000)
-    command(root, 'snapshot')
+    kept_step(root, 20, dtype, elements=600_000)
     archive(root, '2', url)                         # this one is not, and shares nothing
     run('hitrainctl', 'vault', 'forget', url, '2')
     run('hitrainctl', 'vault', 'gc', vault)
@@ -104,8 +102,7 @@ def test_verify_names_each_step_that_has_a_damaged_block(stores, vault):
     root, note = make_model(a / 'model', elements=600_000), os.urandom(MIB)
     (root / 'note').write_bytes(note)
     for number in 1, 2:
-        step(root, number, elements=600_000)
-        command(root, 'snapshot')
+        kept_step(root, number, elements=600_000)
         archive(root, f'{number}', f'{vault}/job')
     segment = next(p for p in vault.rglob('seg/*/*') if note[:64] in p.read_bytes())
     with open(segment, 'r+b') as f:
@@ -151,15 +148,13 @@ def test_only_what_is_new_is_put(stores, vault):
     pair, (a, b) = stores
     root = make_model(a / 'model')
     (root / 'frozen').write_bytes(blob(40 * MIB + 5))
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     archive(root, '1', f'{vault}/job')
     was = stored(vault)
     with open(root / 'frozen', 'r+b') as f:
         f.seek(7 * MIB + 100)
         f.write(b'changed')
-    step(root, 20)
-    command(root, 'snapshot')
+    kept_step(root, 20)
     pair[0].unmount()
     pair[0].mount('commit=3600', 'digest=on')
     for n in '12':
@@ -186,13 +181,11 @@ def test_what_the_store_has_is_shared_and_not_fetched(stores, vault):
     _, (a, b) = stores
     root = make_model(a / 'model')
     (root / 'frozen').write_bytes(blob(40 * MIB + 5))
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     archive(root, '1', f'{vault}/job')
     restore(f'{vault}/job', b / 'one')
     command(b / 'one', 'snapshot')
-    step(root, 20)
-    command(root, 'snapshot')
+    kept_step(root, 20)
     archive(root, '2', f'{vault}/job')
     got = restore(f'{vault}/job', b / 'two', f'--base={b / "one"}')
     trained = 2 * 300_000 * 4 * 3
@@ -204,8 +197,7 @@ def test_what_the_store_has_is_shared_and_not_fetched(stores, vault):
 def test_a_step_that_is_there_is_archived_again_without_harm(stores, vault):
     _, (a, b) = stores
     root = make_model(a / 'model')
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     archive(root, '1', f'{vault}/job')
     was = stored(vault)
     archive(root, '1', f'{vault}/job')
@@ -245,8 +237,7 @@ def small(stores, vault):
     """A vault of little content, and its objects."""
     _, (a, b) = stores
     root = make_model(a / 'model', elements=5000)
-    step(root, 10, elements=5000)
-    command(root, 'snapshot')
+    kept_step(root, 10, elements=5000)
     archive(root, '1', f'{vault}/job')
     objects = [os.path.join(folder, name) for folder, _, files in os.walk(vault) for name in files]
     return root, b, vault, sorted(objects)

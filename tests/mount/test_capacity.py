@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from calls import refused, sync
-from conftest import MIB, SECONDS_MAX, Store, end_stores, run, wait_for
+from conftest import MIB, SECONDS_MAX, Store, end_stores, needs, run, wait_for
 from models import new_model, word
 from slow import a_loop
 from test_devices import devices, make_pair  # noqa: F401 (a fixture)
 from test_errors import events
-from test_gradients import make_root
 from test_roots import command, put_gradient
 from test_tenants import silent
 
@@ -192,8 +191,7 @@ def test_paths_all_takes_devices_of_each_class(make):
 
 def test_a_silent_capacity_device_costs_only_models_with_content_on_it(make_pair):  # noqa: F811
     """A write that it has taken stalls its model. A step that would read from it fails by name, and abort takes it back."""
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('mkfs.ext4 is needed')
+    needs('mkfs.ext4')
     store = make_pair(hosts=True, size=128 * MIB)
     fast, slow = store.loops
     run('mkfs.hitrain', '--force', fast, f'--capacity={slow}')

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from calls import fails, sync
-from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from conftest import BIN, MIB, SECONDS_MAX, Store, run, wait_for
 from test_archive import archive, restore, vault  # noqa: F401
 from test_roots import command, put_gradient, random, word
-from test_step_streams import ADAMW, content, digest, make_model, step
+from test_step_streams import content, digest, make_model, step
 
 ELEMENTS = 3_000_000            # of each of two tensors: 12 blocks, the last one short
 TRAINED = 2 * ELEMENTS * 4 * 3
@@ -32,16 +31,31 @@ def stores(make_store):
     return pair, [s.mount() for s in pair]
 
 
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """(the image of a store with the model that trained, its vault): step 2 is in the vault. Made once, for copies."""
+    folder = tmp_path_factory.mktemp('trained')
+    store, vault = Store(folder, '1G'), folder / 'vault'
+    run('hitrainctl', 'vault', 'init', vault)
+    try:
+        root = make_model(store.mount() / 'model', elements=ELEMENTS)
+        for seed in (10, 20):
+            step(root, seed, elements=ELEMENTS)
+        command(root, 'snapshot')
+        archive(root, '2', f'{vault}/job')
+    finally:
+        store.close(failed=False)
+    yield store.image, vault
+    shutil.rmtree(folder)
+
+
 @pytest.fixture
-def last_week(stores, vault):
-    """(the model that trained, its vault, another store, its mount point): step 2 is in the vault."""
-    (_, store), (a, b) = stores
-    root = make_model(a / 'model', elements=ELEMENTS)
-    for seed in (10, 20):
-        step(root, seed, elements=ELEMENTS)
-    command(root, 'snapshot')
-    archive(root, '2', f'{vault}/job')
-    return root, vault, store, b
+def last_week(trained, make_store, tmp_path):
+    """(the model that trained, its vault, another store, its mount point)"""
+    image, vault = trained
+    ours, other = make_store('1G'), make_store('1G')
+    subprocess.run(['cp', '--sparse=always', image, ours.image], check=True)
+    return ours.mount() / 'model', shutil.copytree(vault, tmp_path / 'vault'), other, other.mount()
 
 
 def cold_copy(last_week):

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from calls import fails, sync
+from calls import fails, sync, write_synced
 from conftest import SECONDS_MAX, run, wait_for
 
 MIB = 1 << 20
@@ -45,11 +45,6 @@ def wait_until_compressed(*paths):
     wait_for(lambda: all(stored(p) < p.stat().st_size * 0.75 for p in paths), 'compression')
 
 
-def write(path, data):
-    path.write_bytes(data)
-    sync(path)
-
-
 def folder(point, name, compress='auto', dtype='bf16'):
     made = point / name
     made.mkdir()
@@ -74,7 +69,7 @@ def test_programs_see_the_same_bytes(make_store, tmp_path, dtype):
         set_compress(made, 'auto')
     data = weights(5 * MIB + 4242, 1)
     path = made / 'w'
-    write(path, data)
+    write_synced(path, data)
     wait_until_compressed(path)
     evict(path)
     assert path.read_bytes() == data
@@ -107,11 +102,11 @@ def test_figures_and_a_crash(make_store):
     made = folder(point, 'made')
     data = {f'w{i}': weights(2 * MIB, i) for i in range(4)}
     for name, content in data.items():
-        write(made / name, content)
+        write_synced(made / name, content)
     subprocess.run(['cp', '--reflink=auto', made / 'w0', made / 'clone'], check=True, timeout=SECONDS_MAX)
     sync(made / 'clone')
     random = np.random.default_rng(9).bytes(2 * MIB)
-    write(made / 'random', random)
+    write_synced(made / 'random', random)
     wait_until_compressed(*(made / name for name in data), made / 'clone')
     assert stored(made / 'clone') == stored(made / 'w0')
     wait_for(lambda: figures(point)['kept_raw'] == 2, 'the random file')
@@ -135,13 +130,13 @@ def test_new_content_is_compressed_when_it_is_written(make_store):
     options = 'compress_inline=on', 'compress_after=3600'
     point = store.mount(*options)
     made, written = folder(point, 'made'), {'w0': weights(2 * MIB + 100, 0)}
-    write(made / 'w0', written['w0'])
+    write_synced(made / 'w0', written['w0'])
 
     def write_another():
         """In place of the one before: the store has no room for very many."""
         (made / 'w1').unlink(missing_ok=True)
         written['w1'] = weights(2 * MIB + 100, 1)
-        write(made / 'w1', written['w1'])
+        write_synced(made / 'w1', written['w1'])
         return stored(made / 'w1') < 1.6 * MIB
 
     wait_for(write_another, 'compression, once the superblock says so')
@@ -154,7 +149,7 @@ def test_new_content_is_compressed_when_it_is_written(make_store):
     sync(made / 'w0')
     set_compress(made / 'w0', 'off')
     os.truncate(made / 'w0', 0)
-    write(made / 'w0', written['w0'])
+    write_synced(made / 'w0', written['w0'])
     assert stored(made / 'w0') > 2 * MIB
     point = store.crash(*options)
     for name, data in written.items():
@@ -167,9 +162,9 @@ def test_the_attribute_is_inherited_and_checked(make_store):
     point = store.mount(SOON, 'compress=auto')
     made = folder(point, 'made', compress='off')
     (made / 'below').mkdir()
-    write(made / 'below' / 'off', weights(MIB, 1))
+    write_synced(made / 'below' / 'off', weights(MIB, 1))
     assert attribute(made / 'below' / 'off', 'compress') == 'off'
-    write(point / 'on', weights(MIB, 2))  # by the option of the mount
+    write_synced(point / 'on', weights(MIB, 2))  # by the option of the mount
     wait_until_compressed(point / 'on')
     assert stored(made / 'below' / 'off') == MIB
     with fails(errno.EINVAL):
@@ -181,7 +176,7 @@ def test_the_attribute_is_inherited_and_checked(make_store):
 
 def test_nothing_is_compressed_unless_it_is_wanted(make_store):
     point = make_store().mount(SOON)
-    write(point / 'w', weights(2 * MIB, 1))
+    write_synced(point / 'w', weights(2 * MIB, 1))
     assert figures(point)['steps'] == 0
     set_compress(point / 'w', 'off')
     wait_for(lambda: figures(point)['steps'] >= 1, 'a round')
@@ -193,7 +188,7 @@ def train(root, steps, rest):
     names = ['a', 'b']
     n = 900_000
     for i, name in enumerate(names):
-        write(root / name, weights(2 * n, i))
+        write_synced(root / name, weights(2 * n, i))
     os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.01 weight_decay=0.1 max_grad_norm=1')
     for step in range(steps):
         rest(step)

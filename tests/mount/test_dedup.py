@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from calls import sync
+from calls import sync, write_synced
 from conftest import run, wait_for
 from test_errors import events
 from test_scrub import flip, train
@@ -26,11 +26,6 @@ def used(point):
     return (v.f_blocks - v.f_bfree) * v.f_frsize
 
 
-def write(path, data):
-    path.write_bytes(data)  # copy_file_range would share at once
-    sync(path)
-
-
 def shared(point, size):
     wait_for(lambda: figures(point)['shared_bytes'] >= size, f'{size} shared bytes')
 
@@ -40,10 +35,10 @@ def test_a_second_copy_takes_no_space(make_store):
     point = store.mount(*ON)
     data = np.random.default_rng(1).bytes(40 * MIB)
     empty = used(point)
-    write(point / 'a', data)
+    write_synced(point / 'a', data)
     once = used(point)
     run('hitrainctl', 'background', 'pause', point, '--engine=dedup')
-    write(point / 'b', data)
+    write_synced(point / 'b', data)
     assert used(point) - once >= len(data)
     run('hitrainctl', 'background', 'resume', point, '--engine=dedup')
     shared(point, len(data))
@@ -75,7 +70,7 @@ def test_ten_checkpoints_with_one_percent_changed(make_store):
         at = i * size // 10
         data[at:at + size // 100] = np.random.default_rng(10 + i).bytes(size // 100)
         contents.append(bytes(data))
-        write(point / f'checkpoint{i}', contents[i])
+        write_synced(point / f'checkpoint{i}', contents[i])
     assert used(point) - empty >= 10 * size
     run('hitrainctl', 'background', 'resume', point, '--engine=dedup')
     wait_for(lambda: used(point) - empty <= 1.15 * (size + 9 * size / 100), 'the pass')
@@ -93,7 +88,7 @@ def test_damage_in_what_files_share_names_each_of_them(make_store):
     data = np.random.default_rng(1).bytes(3 * MIB)
     names = ['a', 'b', 'c']
     for name in names:
-        write(point / name, data)
+        write_synced(point / name, data)
     shared(point, 2 * len(data))
     run('hitrainctl', 'evict', *[point / name for name in names])
     used(point)
@@ -125,7 +120,7 @@ def test_steps_beside_it_give_the_same_bits(make_store):
     data = np.random.default_rng(5).bytes(8 * MIB)
 
     def copy(step):
-        write(point / f'copy{step % 3}', data[:4 * MIB + step % 4 * MIB])
+        write_synced(point / f'copy{step % 3}', data[:4 * MIB + step % 4 * MIB])
         return step < steps
 
     assert train(point, copy) == want

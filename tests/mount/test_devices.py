@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pathlib
-import shutil
 import signal
 import struct
 import subprocess
@@ -15,7 +14,7 @@ import threading
 import pytest
 
 from calls import refused, sync
-from conftest import MIB, SECONDS_MAX, SMALL, Store, end_stores, run, wait_for
+from conftest import MIB, SECONDS_MAX, SMALL, Store, end_stores, needs, run, wait_for
 from test_errors import events, wait_event
 
 SIZE = 96 * MIB
@@ -249,8 +248,7 @@ def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair
 
 
 def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('mkfs.ext4 is needed')
+    needs('mkfs.ext4')
     store = make_pair(hosts=True)
     mnt = store.mount_on(store.loops, 'commit=0')
     write_tensors(mnt, 2)
@@ -283,8 +281,7 @@ def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
 
 
 def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pair):
-    if not shutil.which('fsfreeze') or not shutil.which('mkfs.ext4'):
-        pytest.skip('fsfreeze and mkfs.ext4 are needed')
+    needs('fsfreeze', 'mkfs.ext4')
     store = make_pair(hosts=True)
     mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0')
     content = write_tensors(mnt, 2)
@@ -327,8 +324,7 @@ def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pa
 
 @pytest.mark.parametrize('begin, end', [('umount', 'answer'), ('SIGTERM', 'signal')])
 def test_an_end_that_waits_for_a_device_says_so_and_can_be_cut_short(make_pair, begin, end):
-    if not shutil.which('fsfreeze') or not shutil.which('mkfs.ext4'):
-        pytest.skip('fsfreeze and mkfs.ext4 are needed')
+    needs('fsfreeze', 'mkfs.ext4')
     store = make_pair(hosts=True)
     mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0')
     content = write_tensors(mnt, 2)

@@ -276,10 +276,7 @@ def test_commands_of_shards(make_store):
     shards = re.search(r'^### Shards.*?^### ', (ROOT / 'docs/pytorch.md').read_text(), re.M | re.S).group()
     one, = re.findall(r'^```sh\n(.*?)^```', shards, re.M | re.S)
     here = make_store('64M').mount()
-    (here / 'model').mkdir()
-    os.setxattr(here / 'model', 'user.hitrain.dtype', b'f32')
-    (here / 'model/w').write_bytes(bytes(6 << 20))
-    os.setxattr(here / 'model', 'user.hitrain.optimizer', b'adamw lr=0.5')
+    new_model(here / 'model', 'adamw lr=0.5', w=bytes(6 << 20))
     assert '3 ranks' in (said := run_lines(one, here, here)) and said.splitlines()[-1] == 'w'
 
 

@@ -3,25 +3,13 @@
 import errno
 import hashlib
 import os
-import random
 import threading
 
 import pytest
 
 from calls import fails, run_threads, sync
 from conftest import MIB
-
-
-def blob(size, seed=1):
-    return random.Random(seed).randbytes(size)
-
-
-def digest(path):
-    h = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while part := f.read(MIB):
-            h.update(part)
-    return h.hexdigest()
+from trees import blob, content
 
 
 # ------------------------------------------------------------------------- trees
@@ -55,7 +43,7 @@ def test_larger_than_memory(store):
     assert not errors
     store.remount('dram=8M')
     for i in data:
-        assert digest(store.point / str(i)) == hashlib.sha256(data[i]).hexdigest()
+        assert content(store.point / str(i)) == hashlib.sha256(data[i]).hexdigest()
 
 
 # -------------------------------------------------------------------- attributes

@@ -13,8 +13,9 @@ import time
 import numpy as np
 import pytest
 
-from calls import sync
+from calls import sync, write_synced
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
+from models import new_model
 from slow import a_loop
 
 # ---------------------------------------------------------------------- helpers
@@ -67,11 +68,6 @@ def mounted(image, point, *options):
     daemon.unmount()
 
 
-def write_synced(path, data):
-    path.write_bytes(data)
-    sync(path)
-
-
 def random_bytes(seed, count):
     return np.random.default_rng(seed).bytes(count)
 
@@ -88,12 +84,8 @@ def fill(point):
 
 
 def train(point):
-    root = point / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
     values = np.linspace(-1, 1, 100_000, dtype=np.float32)
-    (root / 'w').write_bytes(values.tobytes())
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
+    root = new_model(point / 'model', 'adamw lr=1e-3', w=values.tobytes())
     step(root, values)
 
 

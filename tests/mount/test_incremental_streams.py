@@ -12,7 +12,7 @@ import pytest
 from calls import fails
 from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
 from test_roots import command, put_gradient, word
-from test_step_streams import ADAMW, STAGING, content, digest, gradient, make_model, receive, send, step
+from test_step_streams import ADAMW, STAGING, content, digest, gradient, kept_step, make_model, receive, send, step
 from trees import ACL_FILE, NOBODY, blob, describe, make_carried_tree
 
 
@@ -38,23 +38,17 @@ def both(stores):
     pair, (a, b) = stores
     root = make_model(a / 'model')
     (root / 'frozen').write_bytes(blob(5 * MIB + 5))
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     done = receive(send(root, '1'), b / 'copy')
     assert done.returncode == 0, done.stderr
     command(b / 'copy', 'snapshot old')
     return pair, a / 'model', b / 'copy'
 
 
-def changed(root, seed=20):
-    step(root, seed)
-    command(root, 'snapshot')
-
-
 def test_a_step_arrives_as_its_changes(both):
     """The received model has the same digest, and trains on to the same bits."""
     _, root, copy = both
-    changed(root)
+    kept_step(root, 20)
     stream = send(root, '2', '--from=1')
     assert len(stream) < len(send(root, '2')) - 5 * MIB
     done = receive_on(copy, stream, copy.parent / 'new')
@@ -74,7 +68,7 @@ def test_only_what_differs_is_read_and_written(both):
     with open(root / 'frozen', 'r+b') as f:
         f.seek(3 * MIB + 100)
         f.write(b'changed')
-    changed(root)
+    kept_step(root, 20)
     known = digest(root, '1')
     pair[0].unmount()
     pair[0].mount('commit=3600', 'background=off')
@@ -128,8 +122,7 @@ def test_masters_of_two_bytes_train_on_to_the_same_bits(stores):
     """Three objects make a master: one alone may not decide that it is the same."""
     _, (a, b) = stores
     root, copy, new = make_model(a / 'model', 'bf16'), b / 'copy', b / 'new'
-    step(root, 10, 'bf16')
-    command(root, 'snapshot')
+    kept_step(root, 10, 'bf16')
     assert receive(send(root, '1'), copy).returncode == 0
     command(copy, 'snapshot')
     word(root, 'optimizer', ADAMW + ' partial=1')
@@ -195,7 +188,7 @@ def refused(done, folder, names, *why):
 def test_a_stream_without_its_base_is_refused(both, make_store):
     _, root, copy = both
     folder, new = copy.parent, copy.parent / 'new'
-    changed(root)
+    kept_step(root, 20)
     stream = send(root, '2', '--from=1')
     refused(receive(stream, new), folder, ['copy'], 'changes since step 1 alone', '--base=ROOT')
     refused(receive_on(folder, stream, new), folder, ['copy'], 'no model root')
@@ -211,7 +204,7 @@ def test_a_stream_without_its_base_is_refused(both, make_store):
 
 def test_a_cut_or_damaged_stream_leaves_nothing(both):
     _, root, copy = both
-    changed(root)
+    kept_step(root, 20)
     stream = send(root, '2', '--from=1')
     for cut in (70, 150, len(stream) // 2, len(stream) - 1):
         refused(receive_on(copy, stream[:cut], copy.parent / 'new'), copy.parent, ['copy'], 'is cut')
@@ -235,7 +228,7 @@ def begin_receiving(base, stream, path):
 @pytest.mark.parametrize('what', ['receiver', 'daemon'])
 def test_a_kill_while_changes_are_received_leaves_the_base_alone(both, what):
     pair, root, copy = both
-    changed(root)
+    kept_step(root, 20)
     stream, was, folder = send(root, '2', '--from=1'), digest(copy, 'old'), copy.parent
     p = begin_receiving(copy, stream, folder / 'new')
     if what == 'receiver':
@@ -264,7 +257,7 @@ def test_a_chain_of_steps(both):
     _, root, copy = both
     at = copy
     for n in (2, 3):
-        changed(root, 10 * n)
+        kept_step(root, 10 * n)
         to = copy.parent / f'step-{n}'
         assert receive_on(at, send(root, str(n), f'--from={n - 1}'), to).returncode == 0
         command(to, 'snapshot')
@@ -301,7 +294,7 @@ def same(path, other, offset=0):
 def test_the_store_compares_kept_steps_of_one_model_alone(both):
     """For a caller that may read both. A number may come from anywhere."""
     pair, root, _ = both
-    changed(root)
+    kept_step(root, 20)
     command(root, 'snapshot again')
     snap = root / '.hitrain' / 'snap'
     ino = {n: os.stat(snap / n / 'frozen').st_ino for n in ('1', '2')}

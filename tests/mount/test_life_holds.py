@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
+from conftest import BIN, MIB, SECONDS_MAX, SMALL, needs, run, wait_for
 from slow import loop_device, slow_group
 from test_life import daemons_of
 
@@ -208,8 +208,7 @@ def test_other_daemons_of_a_file_are_not_asked_at_a_remount(make_store, tmp_path
 
 
 def test_a_device_that_the_kernel_has_mounted_is_not_waited_for(make_store, tmp_path):
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('no mkfs.ext4 here')
+    needs('mkfs.ext4')
     store = make_store('64M')
     image = tmp_path / 'ext4'
     image.touch()
@@ -383,8 +382,7 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
 @contextlib.contextmanager
 def slow_file_system(folder, mib):
     """(folder of an ext4 file system on a device that can be made slow, its cgroup, limit)"""
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('no mkfs.ext4 here')
+    needs('mkfs.ext4')
     image, point = folder / 'ext4', folder / 'slow'
     point.mkdir()
     with open(image, 'wb') as f:

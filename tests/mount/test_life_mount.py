@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from conftest import BIN, ROOT, SECONDS_MAX, SMALL, run
+from conftest import BIN, ROOT, SECONDS_MAX, SMALL, needs, run
 
 HELPERS = ROOT / 'mount-helpers'
 NOBODY = 65534
@@ -431,8 +431,7 @@ def test_a_user_mounts_through_fstab(space, tmp_path):
 # ---------------------------------------------------------------------------- systemd
 
 def test_the_systemd_unit_is_valid(tmp_path):
-    if not shutil.which('systemd-analyze'):
-        pytest.skip('systemd-analyze is not installed')
+    needs('systemd-analyze')
     (unit,) = (HELPERS / 'systemd').glob('*.mount')
 
     def complaints(path):

@@ -25,7 +25,7 @@ LONG = bool(os.environ.get('HITRAIN_LONG'))
 CHUNK = 65536
 CHUNKS = 5_000_000 if LONG else 1_000_000
 COPIES = 2_000_000 if LONG else 100_000  # chunks of a file that is copied as a whole; hitrain-fsck reads each
-WINDOWS_MIN, WINDOWS, SECONDS = 3, 40, 0.25  # of each kind; how long one is
+WINDOWS_MIN, WINDOWS, SECONDS = 3, 60, 0.15  # of each kind; how long one is
 RATE, WAIT_SECONDS_MAX = 0.5, 0.1
 SECONDS_MAX = 3600 if LONG else 500  # of an unmount or a check
 KEEP_SIZE, PRIORITY, PAUSE_SECONDS = 1, -15, 0.001
@@ -136,15 +136,20 @@ def attack(call, targets, shared):
         call(targets[shared.words[2]])
 
 
+def make_huge(store, *options):
+    """Sparse, and larger than the disk."""
+    store.seconds = SECONDS_MAX
+    store.image.unlink()
+    store.image.touch()
+    os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)
+    run('mkfs.hitrain', *options, store.image)
+
+
 @pytest.fixture
 def places(make_store, request):
     """The hot file, and {what: [small file, large file]}."""
     store = make_store()
-    store.seconds = SECONDS_MAX
-    store.image.unlink()
-    store.image.touch()
-    os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse, and larger than the disk
-    run('mkfs.hitrain', store.image)
+    make_huge(store)
     mnt = store.mount()
     (mnt / 'hot').write_bytes(b'h' * 4096)
     files = {}
@@ -335,11 +340,7 @@ FOLDERS = {'files': lambda mnt: Changes(mnt, COPIES), 'model': make_model}
 @pytest.mark.parametrize('what', CALLS)
 def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
     store = make_store()
-    store.seconds = SECONDS_MAX
-    store.image.unlink()
-    store.image.touch()
-    os.truncate(store.image, CHUNKS * 3 // 2 * CHUNK)  # sparse
-    run('mkfs.hitrain', '--log-size=4G', store.image)
+    make_huge(store, '--log-size=4G')
     mnt, quiet = mount_hot(store), mount_hot(make_store())
     longest, found, changes = memoryview(mmap.mmap(-1, 4096)).cast('Q'), [], FOLDERS[what](mnt)
     pids = [forked(read_now_and_then, place / 'hot', longest, i) for i, place in enumerate((mnt, quiet))]
@@ -348,7 +349,7 @@ def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
         for name in CALLS[what]:
             longest[0] = longest[1] = 0
             getattr(changes, name)()
-            time.sleep(SECONDS)  # what a change leaves to other threads
+            time.sleep(0.25)  # what a change leaves to other threads
             found.append((round((longest[0] - longest[1]) / 1e9, 3), name))
     finally:
         for pid in pids:

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from calls import NOBODY, fails, run_threads, settle, sync
-from conftest import BIN, MIB, SECONDS_MAX, wait_for
+from conftest import BIN, MIB, SECONDS_MAX, needs, wait_for
 from passthrough import (HALF, ONE, PARAM, command, floats, gradient, passthrough_store, make_model, mapped, root,
                     stat)
 
@@ -439,8 +439,7 @@ trap - EXIT
 
 
 def test_without_the_privilege_files_are_ordinary(make_store):
-    if not shutil.which('fusermount3'):
-        pytest.skip('no fusermount3 here')
+    needs('fusermount3')
     store = make_store()
     for path in (store.folder, store.image, store.point):
         os.chown(path, NOBODY, NOBODY)

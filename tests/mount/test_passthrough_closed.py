@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from calls import libc, settle
-from conftest import MIB, wait_for
+from conftest import MIB, needs, wait_for
 from passthrough import (HALF, ONE, PARAM, READ, SHARED, WRITE, command, gradient, is_passed, make_model, mapped, passthrough_store,
                          root, stat)
 
@@ -57,8 +56,7 @@ class Pages:
 
 @pytest.fixture
 def calls(passthrough_store):
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     made = Calls(passthrough_store)
     yield made
     made.end()
@@ -213,8 +211,7 @@ def asking(store, root, first=lambda: None):
 
 def test_root_looks_at_the_memory_that_is_asked_for(passthrough_store, root):
     """This ends the daemon's lease, and the kernel sends a signal."""
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     def looks():
         seen = 0
         with asking(passthrough_store, root, lambda: use(root / 'w')):
@@ -229,8 +226,7 @@ def test_root_looks_at_the_memory_that_is_asked_for(passthrough_store, root):
 
 def test_a_file_that_the_kernel_forgets_while_another_thread_has_it(passthrough_store, root):
     """The thread has asked who has the memory. It was this mapping, which is gone before the thread goes on."""
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     m = Pages(root / 'w', PARAM)
     with asking(passthrough_store, root):
         (root / 'w').unlink()

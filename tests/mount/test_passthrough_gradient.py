@@ -3,14 +3,13 @@
 import array
 import mmap
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 from calls import settle
-from conftest import MIB, wait_for
+from conftest import MIB, needs, wait_for
 from passthrough import (HALF, ONE, PARAM, command, floats, grad_window, is_passed, make_model, mapped, passthrough_store, root,
                          stat, steer)
 
@@ -41,8 +40,7 @@ WORDS = [f'mount_{kind}_{what}_bytes' for kind in ('param', 'grad') for what in 
 
 
 def test_trainer_makes_no_read_or_write_call(passthrough_store, root):
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     trainer = passthrough_store.folder / 'trainer.py'
     trainer.write_text(f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n' + """
 import os, pathlib, passthrough as t
@@ -77,8 +75,7 @@ while True:
 
 def test_other_users_of_a_gradient_hide_no_stores(passthrough_store):
     """They have the gradient for some nanoseconds each. A tracer makes the daemon's waits, and so these times, longer."""
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     root = make_model(passthrough_store.point, w=4096)
     ctl = os.open(root / '.hitrain/ctl', os.O_RDONLY)
     with grad_window(root, 'w') as g, mapped(root / 'w', os.O_RDONLY) as w:

@@ -2,14 +2,13 @@
 """Memory of passthrough files (passthrough=): its amount, and when files get and lose it."""
 import os
 import pathlib
-import shutil
 import subprocess
 import time
 
 import pytest
 
 from calls import settle
-from conftest import MIB, wait_for
+from conftest import MIB, needs, wait_for
 from passthrough import HALF, ONE, PARAM, command, floats, gradient, passthrough_store, make_model, mapped, root, stat
 
 
@@ -163,8 +162,7 @@ def test_prefetch_of_ordinary_files(passthrough_store):
 
 def test_kernel_that_refuses(passthrough_store, root):
     """As one without passthrough does, or that has had enough: files are ordinary, counted, and clients see no error."""
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     calls = passthrough_store.folder / 'calls'
     with subprocess.Popen(['strace', '-f', '-o', calls, '-e', 'trace=ioctl', '-e', 'inject=ioctl:error=EOPNOTSUPP', '-p',
                            str(passthrough_store.daemon.pid)], stderr=subprocess.PIPE) as tracer:

@@ -17,6 +17,7 @@ import pytest
 
 from calls import EXCHANGE, KEEP_SIZE, NOBODY, PUNCH, as_user, fails, fallocate, rename, run_threads, sync
 from conftest import MIB, SECONDS_MAX, wait_for
+from models import new_model
 
 F_OFD_SETLK, F_OFD_SETLKW, F_OFD_GETLK = 37, 38, 36
 ONES = b'\0\0\x80?'
@@ -238,10 +239,7 @@ def test_killed_clients_leave_nothing_stuck(make_store, flags):
     store = make_store('512M')
     mnt = store.mount(flags=flags)
     (mnt / 'source').write_bytes(os.urandom(20 * MIB))
-    (mnt / 'model').mkdir()
-    os.setxattr(mnt / 'model', 'user.hitrain.dtype', b'f32')
-    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'adamw')
-    (mnt / 'model' / 'p').write_bytes(ONES * (MIB // 4))
+    new_model(mnt / 'model', 'adamw', p=ONES * (MIB // 4))
     rnd = random.Random(1)
     for _ in range(3):
         with contextlib.ExitStack() as stack:
@@ -273,10 +271,7 @@ def test_nothing_changes_on_a_read_only_mount(store):
     mnt = store.point
     (mnt / 'd').mkdir()
     (mnt / 'f').write_bytes(b'text')
-    (mnt / 'model').mkdir()
-    os.setxattr(mnt / 'model', 'user.hitrain.dtype', b'f32')
-    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'adamw')
-    (mnt / 'model' / 'p').write_bytes(ONES)
+    new_model(mnt / 'model', 'adamw', p=ONES)
     sync(mnt / 'model')
     os.utime(mnt / 'f', ns=(1, 1))
     mnt = store.remount('ro')

@@ -5,7 +5,7 @@ import json
 import os
 import struct
 
-from calls import refused
+from calls import refused, sync
 from conftest import MIB, run, wait_for
 from models import word
 from slow import loop_device, slow_group
@@ -33,14 +33,6 @@ def synced(path, data):
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
-
-
-def sync_dir(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_all(folder):
@@ -98,7 +90,7 @@ def test_the_budget_stays_and_the_warning_comes_once(make_store):
     set_word(mnt, 'endurance', '20M')
     assert word(mnt, 'endurance') == '20M' and word(mnt, 'endurance_bytes') == str(20 * MIB)
     assert 'user.hitrain.endurance' not in os.listxattr(mnt), 'copies would bring it along'
-    sync_dir(mnt)
+    sync(mnt)
     store.kill()
     store.detach()
     mnt = store.mount('commit=1')
@@ -152,7 +144,7 @@ def test_an_abort_of_the_mounts_root_brings_its_budget_back(make_store):
     set_word(mnt, 'dtype', 'f32')
     set_word(mnt, 'endurance', '1G')
     set_word(mnt, 'optimizer', 'sgd lr=1')
-    sync_dir(mnt)
+    sync(mnt)
     set_word(mnt, 'endurance', '2G')
     assert word(mnt, 'endurance_bytes') == str(2 << 30)
     run('hitrainctl', 'abort', mnt)
@@ -169,18 +161,18 @@ def test_what_a_step_of_a_model_writes_is_counted_for_it(make_store):
         set_word(mnt / name, 'dtype', 'f32')
         set_word(mnt / name, 'optimizer', 'adamw lr=0.1')
         (mnt / name / 'w').write_bytes(zeros)
-        sync_dir(mnt / name)
+        sync(mnt / name)
     gradient = struct.pack('<f', 1) * elements
     for i in range(3):
         (mnt / 'a/.hitrain/grad/w').write_bytes(gradient)
-        sync_dir(mnt / 'a')
+        sync(mnt / 'a')
     step = int(word(mnt / 'a', 'step_written_bytes'))
     state = 3 * 4 * elements  # parameter and two moments
     assert 0.7 * state < step < 1.6 * state, step / state
     assert word(mnt / 'b', 'step_written_bytes') == '0'
     (mnt / 'b/.hitrain/grad/w').write_bytes(gradient)
-    sync_dir(mnt / 'b')
+    sync(mnt / 'b')
     assert int(word(mnt / 'a', 'step_written_bytes')) == step
     (mnt / 'c').write_bytes(zeros)
-    sync_dir(mnt)
+    sync(mnt)
     assert f'hitrain_step_written_bytes{{root="/a"}} {step}\n' in (mnt / '.hitrain/stats').read_text()

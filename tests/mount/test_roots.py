@@ -121,12 +121,8 @@ def test_abort_restores_everything(root):
 
 
 def test_bf16_parameter_keeps_a_master(mnt):
-    r = mnt / 'half'
-    r.mkdir()
-    word(r, 'dtype', 'bf16')
     p = (random(4096, 1).view('u4') >> 16).astype('u2')
-    (r / 'p').write_bytes(p.tobytes())
-    word(r, 'optimizer', OPTIMIZER)
+    r = new_model(mnt / 'half', OPTIMIZER, 'bf16', p=p.tobytes())
     assert os.stat(r / '.hitrain/grad/p').st_size == 8192
     g = (random(4096, 2).view('u4') >> 16).astype('u2')
     put_gradient(r, 'p', g)
@@ -257,13 +253,8 @@ def test_direct_readers_and_writers_of_a_parameter(root):
 def test_one_worker_thread_does_not_block_itself(make_store):
     store = make_store()
     mnt = store.mount(flags=('-s',))
-    r = mnt / 'm'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
     n = MIB
-    for i in range(3):
-        (r / f'p{i}').write_bytes(random(n, i).tobytes())
-    word(r, 'optimizer', OPTIMIZER)
+    r = new_model(mnt / 'm', OPTIMIZER, **{f'p{i}': random(n, i).tobytes() for i in range(3)})
     stop, errors = threading.Event(), []
 
     def keep_reading(i):
@@ -634,12 +625,8 @@ def test_root_can_end(root):
 def test_no_space_for_a_step_is_told_at_close(make_store):
     store = make_store('64M')
     mnt = store.mount('dram=16M')
-    r = mnt / 'm'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
     n = 3 * MIB
-    (r / 'p').write_bytes(random(n).tobytes())
-    word(r, 'optimizer', OPTIMIZER)
+    r = new_model(mnt / 'm', OPTIMIZER, p=random(n).tobytes())
     sync(r)
     before = (r / 'p').read_bytes()
 

@@ -6,8 +6,9 @@ import time
 
 import numpy as np
 
-from calls import sync
+from calls import sync, write_synced
 from conftest import SECONDS_MAX, run, wait_for
+from models import new_model
 from test_errors import wait_event
 
 ELEMENTS = 700_000
@@ -24,11 +25,6 @@ def finished(point):
     """Waits for the end of the scrub that runs; its figures."""
     wait_for(lambda: scrub('status', point)['state'] != 'running', 'scrub')
     return scrub('status', point)
-
-
-def write_file(path, data):
-    path.write_bytes(data)
-    sync(path)
 
 
 def flip(image, at):
@@ -52,14 +48,9 @@ def damage(image, data):
 
 def train(point, goes_on):
     """Steps of one model, as long as goes_on(number of steps); the parameters and moments at the end."""
-    root = point / 'model'
-    root.mkdir()
-    os.setxattr(root, 'user.hitrain.dtype', b'f32')
     names = ['a', 'b', 'c']
-    for i, name in enumerate(names):
-        values = np.random.default_rng(i).standard_normal(ELEMENTS, dtype=np.float32)
-        (root / name).write_bytes(values.tobytes())
-    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.01 weight_decay=0.1 max_grad_norm=1')
+    root = new_model(point / 'model', 'adamw lr=0.01 weight_decay=0.1 max_grad_norm=1',
+                     **{name: np.random.default_rng(i).standard_normal(ELEMENTS, dtype=np.float32).tobytes() for i, name in enumerate(names)})
     step = 0
     while goes_on(step):
         for i, name in enumerate(names):
@@ -74,7 +65,7 @@ def train(point, goes_on):
 def test_steps_beside_a_scrub_give_the_same_bits(make_store):
     quiet, busy = make_store('512M'), make_store('512M')
     point = busy.mount('scrub_rate=8G')
-    write_file(point / 'ballast', np.random.default_rng(9).bytes(24 * MIB))
+    write_synced(point / 'ballast', np.random.default_rng(9).bytes(24 * MIB))
     runs, steps, deadline = 0, 0, time.monotonic() + SECONDS_MAX
 
     def scrub_again(step):
@@ -98,8 +89,8 @@ def test_what_is_bad_is_repaired_from_memory_or_told(make_store):
     store = make_store()
     point = store.mount('scrub_rate=8G')
     kept, lost = (np.random.default_rng(i).bytes(200_000) for i in (1, 2))
-    write_file(point / 'kept', kept)
-    write_file(point / 'lost', lost)
+    write_synced(point / 'kept', kept)
+    write_synced(point / 'lost', lost)
     run('hitrainctl', 'evict', point / 'lost')
     damage(store.image, kept[:4096])
     damage(store.image, lost[:4096])
@@ -120,7 +111,7 @@ def test_what_is_bad_is_repaired_from_memory_or_told(make_store):
 def test_start_stop_and_what_is_refused(make_store):
     store = make_store()
     point = store.mount('scrub_rate=64k')
-    write_file(point / 'file', np.random.default_rng(1).bytes(8 * MIB))
+    write_synced(point / 'file', np.random.default_rng(1).bytes(8 * MIB))
     assert scrub('status', point)['state'] == 'never'
     assert 'no scrub is running' in scrub('stop', point, check=False).stderr
     now = scrub('start', point)
@@ -139,7 +130,7 @@ def test_a_read_only_mount_is_looked_at_and_left_alone(make_store):
     store = make_store()
     point = store.mount()
     data = np.random.default_rng(1).bytes(300_000)
-    write_file(point / 'file', data)
+    write_synced(point / 'file', data)
     store.unmount()
     at = damage(store.image, data[:4096])
     before = store.image.read_bytes()

@@ -11,6 +11,7 @@ import pytest
 
 from calls import as_user, fails, sync
 from conftest import SECONDS_MAX, run, wait_for
+from models import new_model
 from test_roots import command, put_gradient, random, word
 
 ELEMENTS = 300_000
@@ -30,16 +31,10 @@ def step(root, seed):
 
 @pytest.fixture
 def root(mnt):
-    r = mnt / 'model'
-    r.mkdir()
-    word(r, 'dtype', 'f32')
-    (r / 'deep').mkdir()
-    for i, name in enumerate(('w', 'deep/v')):
-        (r / name).write_bytes(random(ELEMENTS, i).tobytes())
-    (r / 'rng').write_bytes(b'at first')
+    tensors = {name: random(ELEMENTS, i).tobytes() for i, name in enumerate(('w', 'deep/v'))}
+    r = new_model(mnt / 'model', 'adamw lr=0.01 weight_decay=0.1', **tensors, rng=b'at first')
     os.symlink('w', r / 'link')
     os.setxattr(r / 'w', 'user.note', b'mine')
-    word(r, 'optimizer', 'adamw lr=0.01 weight_decay=0.1')
     step(r, 10)
     return r
 

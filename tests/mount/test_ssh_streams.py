@@ -11,7 +11,7 @@ from engines import servers  # noqa: F401 (fixture)
 from test_follow import REDO, same, sender
 from test_logged_steps import train
 from test_roots import command, word
-from test_step_streams import STAGING, content, digest, make_model, step
+from test_step_streams import STAGING, content, digest, kept_step, make_model, step
 
 
 @pytest.fixture
@@ -43,14 +43,12 @@ def send_through(ssh, root, step, target, *options, receive=()):
 
 def test_steps_and_their_changes_arrive(ssh, roots):
     root, copy = roots
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     done, to = send_through(ssh, root, '1', copy)
     assert done.returncode == to.returncode == 0, done.stderr
     command(copy, 'snapshot')
     assert digest(copy, '1') == digest(root, '1')
-    step(root, 20)
-    command(root, 'snapshot')
+    kept_step(root, 20)
     new = copy.parent / 'new'
     done, to = send_through(ssh, root, '2', new, '--from=1', receive=[f'--base={copy}'])
     assert done.returncode == to.returncode == 0, done.stderr
@@ -63,8 +61,7 @@ def test_steps_and_their_changes_arrive(ssh, roots):
 
 def test_a_connection_that_is_lost_leaves_nothing(ssh, roots):
     root, copy = roots
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     to = subprocess.Popen([BIN / 'hitrainctl', 'archive', root, '1', '-', '--rate=256K'], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     at = subprocess.Popen(there(ssh, 'restore', '-', copy), stdin=to.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     to.stdout.close()

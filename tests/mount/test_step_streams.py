@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -12,7 +11,7 @@ import time
 import pytest
 
 from calls import fails, sync
-from conftest import BIN, SECONDS_MAX, run, wait_for
+from conftest import BIN, SECONDS_MAX, needs, run, wait_for
 from models import new_model
 from test_roots import command, put_gradient, random, word
 from trees import ACL_FOLDER, describe, make_tree
@@ -40,6 +39,12 @@ def step(root, seed, dtype='f32', elements=300_000):
         put_gradient(root, name, gradient(elements, seed + i, dtype))
     (root / 'rng').write_bytes(b'after %d' % seed)
     sync(root)
+
+
+def kept_step(root, *words, **more):
+    """step(), and its snapshot."""
+    step(root, *words, **more)
+    command(root, 'snapshot')
 
 
 def content(root, *names):
@@ -278,8 +283,7 @@ def test_a_killed_daemon_leaves_no_part_of_a_step(stores, stream):
 @pytest.mark.parametrize('crash', ['receiver', 'daemon'])
 def test_a_committed_step_without_its_name_is_removed(stores, stream, crash):
     """Killed between the commit and the rename, with a kept step, and of another owner than the caller."""
-    if not shutil.which('strace'):
-        pytest.skip('no strace here')
+    needs('strace')
     pair, (a, b) = stores
     root = make_model(a / 'kept')
     os.chmod(root, 0o555)
@@ -337,8 +341,7 @@ def test_an_ordinary_user_sends_and_receives(stores):
     for folder, folders, files in os.walk(root):
         for name in ('', *files):
             os.chown(os.path.join(folder, name), NOBODY, NOBODY)
-    step(root, 10)
-    command(root, 'snapshot')
+    kept_step(root, 10)
     user = {'user': NOBODY, 'group': NOBODY, 'extra_groups': []}
     stream = subprocess.run([BIN / 'hitrainctl', 'archive', root, '1', '-'], stdout=subprocess.PIPE, check=True, timeout=SECONDS_MAX,
                             **user).stdout

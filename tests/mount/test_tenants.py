@@ -7,14 +7,13 @@ import errno
 import fcntl
 import itertools
 import os
-import shutil
 import threading
 
 import numpy as np
 import pytest
 
 from calls import sync
-from conftest import wait_for
+from conftest import needs, wait_for
 from passthrough import IOCTL_COMMAND, stat
 from test_devices import make_pair  # noqa: F401 (a fixture)
 from test_gradients import make_root, open_gradient, values
@@ -30,8 +29,7 @@ FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
 @pytest.fixture
 def store(make_pair):
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('mkfs.ext4 is needed')
+    needs('mkfs.ext4')
     made = make_pair(hosts=True)
     made.mount_on(made.loops, 'device_timeout=1', 'commit=0', 'dram=64M')
     return made
@@ -182,8 +180,7 @@ def test_commands_that_wait_for_their_turn_hold_up_nobody_else(store):
 def test_files_given_back_while_a_commit_holds_their_directory_hold_up_nobody_else(make_pair):
     """Their names leave the kernel's cache, for which it waits until fsync of the directory has ended."""
     count, size = 200, 4096     # more files than the daemon may have threads
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('mkfs.ext4 is needed')
+    needs('mkfs.ext4')
     store = make_pair(hosts=True)
     mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=128M', 'passthrough=32M')
     if 'passthrough is off' in store.messages():
@@ -226,8 +223,7 @@ def sync_new(path):
 def test_clients_of_a_silent_device_hold_up_nobody_else(make_pair):
     """Each needs a chunk whose write is in flight there, or waits for its log. There are more clients than threads that
     take requests."""
-    if not shutil.which('mkfs.ext4'):
-        pytest.skip('mkfs.ext4 is needed')
+    needs('mkfs.ext4')
     store, usual = make_pair(hosts=True), 4
     mnt = store.mount_on(store.loops, 'device_timeout=4', 'commit=0', 'dram=64M', f'max_threads={usual}')
     files, synced = [mnt / f'f{i}' for i in range(40)], [mnt / f's{i}' for i in range(12)]

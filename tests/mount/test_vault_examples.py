@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from calls import run_threads
 from conftest import BIN, ROOT, SECONDS_MAX, wait_for
 from engines import place, servers  # noqa: F401 (fixtures)
 from models import new_model
@@ -187,11 +188,7 @@ def test_a_new_host_takes_the_place_of_a_lost_one(place, make_store, host, monke
                 optimizer.step()
 
     def job(turn, last):
-        ranks = [threading.Thread(target=trainer, args=(rank, turn, last)) for rank in range(4)]
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join()
+        run_threads([threading.Thread(target=trainer, args=(rank, turn, last)) for rank in range(4)])
 
     for rank in range(4):
         (at_rank / f'{rank}').mkdir()

@@ -133,9 +133,3 @@ def digest(root, optimizer, params):
 def parameters():
     random = torch.Generator().manual_seed(3)
     return {n: torch.nn.Parameter(torch.randn(size, generator=random)) for n, size in (('a', 5), ('b', 3), ('c', 70000))}
-
-
-def give_gradients(params, step):
-    random = torch.Generator().manual_seed(100 + step)
-    for p in params.values():
-        p.grad = torch.randn(p.shape, generator=random)

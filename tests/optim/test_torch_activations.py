@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, shared_root, shared_store, store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, on_threads, shared_root, shared_store, store  # first: it makes the client importable
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -518,11 +518,7 @@ def test_threads_save_and_restore_at_once(saved):
                 assert torch.equal(x.grad, wanted[i])
         except BaseException as e:
             errors.append(e)
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    on_threads(4, run)
     assert not errors
     assert_nothing_is_left(saved)
 

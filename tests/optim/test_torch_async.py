@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trainer import LR, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, assert_equal, random_parameters, root, store, take_steps  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, Shard
 
@@ -17,34 +17,17 @@ def parameters():
     return random_parameters(SHAPES, 0, torch.float32)
 
 
-def give_gradients(params, step):
-    random = torch.Generator().manual_seed(1000 + step)
-    for p in params.values():
-        p.grad = torch.randn(p.shape, generator=random)
-
-
-def run(optimizer, params, first, last):
-    for step in range(first, last):
-        give_gradients(params, step)
-        optimizer.step()
-
-
 def copies(params):
     return {name: p.detach().clone() for name, p in params.items()}
-
-
-def assert_equal(left, right):
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 @pytest.mark.parametrize('options', [{}, {'durable_every': 3}, {'max_grad_norm': 0.5}, {'skip_nonfinite': True}])
 def test_the_numbers_are_those_of_synchronous_steps(root, options):
     own, theirs = parameters(), parameters()
     with AdamW(theirs.items(), root / 'sync', lr=LR, **options) as optimizer:
-        run(optimizer, theirs, 0, STEPS)
+        take_steps(optimizer, theirs, 0, STEPS)
     with AdamW(own.items(), root / 'async', lr=LR, async_step=True, **options) as optimizer:
-        run(optimizer, own, 0, STEPS)
+        take_steps(optimizer, own, 0, STEPS)
         if 'max_grad_norm' in options:
             assert optimizer.grad_norm > 0.5
         assert optimizer.state_dict()['hitrain']['step'] == STEPS == optimizer.committed_step
@@ -72,7 +55,7 @@ def test_with_overlap_and_reading_ahead(root):
 def test_an_end_keeps_the_last_step(root):
     own = parameters()
     with AdamW(own.items(), root, lr=LR, async_step=True, durable_every=100) as optimizer:
-        run(optimizer, own, 0, 3)
+        take_steps(optimizer, own, 0, 3)
     again = parameters()
     with AdamW(again.items(), root, lr=LR, async_step=True, resume=True) as optimizer:
         assert optimizer.committed_step == 3
@@ -82,12 +65,12 @@ def test_an_end_keeps_the_last_step(root):
 def test_an_abort_comes_after_the_step(root):
     own = parameters()
     with AdamW(own.items(), root, lr=LR, async_step=True, durable_every=2) as optimizer:
-        run(optimizer, own, 0, 2)
+        take_steps(optimizer, own, 0, 2)
         two = copies(own)
-        run(optimizer, own, 2, 3)
+        take_steps(optimizer, own, 2, 3)
         optimizer.abort()
         assert_equal(own, two)
-        run(optimizer, own, 2, 4)
+        take_steps(optimizer, own, 2, 4)
         optimizer.commit()
         assert optimizer.committed_step == 4
 
@@ -106,15 +89,15 @@ def cut_before_the_end(optimizer, path):
 def test_a_step_that_fails_later_is_taken_back(root):
     own = parameters()
     with AdamW(own.items(), root, lr=LR, async_step=True, max_grad_norm=1.0) as optimizer:
-        run(optimizer, own, 0, 2)
+        take_steps(optimizer, own, 0, 2)
         two = copies(own)
         end = cut_before_the_end(optimizer, root / 'wide.bias')
         with pytest.warns(RuntimeWarning, match='went back from step 3 to its durable step 2'):
             with pytest.raises(OSError):
-                run(optimizer, own, 2, 3)
+                take_steps(optimizer, own, 2, 3)
         optimizer._end_step = end
         assert_equal(own, two)
-        run(optimizer, own, 2, 4)
+        take_steps(optimizer, own, 2, 4)
         optimizer.commit()
         assert optimizer.committed_step == 4
 

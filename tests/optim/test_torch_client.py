@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store, wait_for  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, TOP, assert_equal, give_gradients, random_parameters, root, store, take_steps, wait_for  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import AdamW
@@ -20,24 +20,6 @@ SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale
 
 def parameters(seed=0, dtype=torch.float32):
     return random_parameters(SHAPES, seed, dtype)
-
-
-def give_gradients(params, step, dtype=None):
-    random = torch.Generator().manual_seed(1000 + step)
-    for p in params.values():
-        g = torch.randn(p.shape, generator=random)
-        p.grad = g.to(dtype or p.dtype).to(p.dtype)
-
-
-def run(optimizer, params, first, last):
-    for step in range(first, last):
-        give_gradients(params, step)
-        optimizer.step()
-
-
-def assert_equal(left, right):
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def assert_close(left, right, most=1e-3 * LR):
@@ -83,14 +65,12 @@ def test_other_rules_equal_torchs(root, name, options):
     own, theirs = parameters(), parameters()
     other = getattr(torch.optim, name)(theirs.values(), lr=LR, **options)
     kind = getattr(hitrain, name)
-    for step in range(10):
-        give_gradients(theirs, step)
-        other.step()
+    take_steps(other, theirs, 0, 10)
     with kind(own.items(), root, lr=LR, **options) as optimizer:
-        run(optimizer, own, 0, 5)
+        take_steps(optimizer, own, 0, 5)
     resumed = {n: torch.nn.Parameter(torch.zeros_like(p)) for n, p in own.items()}
     with kind(resumed.items(), root, lr=LR, resume=True, **options) as optimizer:
-        run(optimizer, resumed, 5, 10)
+        take_steps(optimizer, resumed, 5, 10)
     assert_close(resumed, theirs)
     with pytest.raises(OSError, match='another rule'):
         hitrain.Lion(resumed.items(), root, resume=True)
@@ -102,18 +82,16 @@ def test_a_run_moves_from_torch_to_the_store_and_back(root, name, options):
     plain, moving = parameters(), parameters()
     whole = getattr(torch.optim, name)(plain.values(), lr=LR, **options)
     first = getattr(torch.optim, name)(moving.values(), lr=LR, **options)
-    for step in range(9):
-        give_gradients(plain, step)
-        whole.step()
-    run(first, moving, 0, 3)
+    take_steps(whole, plain, 0, 9)
+    take_steps(first, moving, 0, 3)
     with getattr(hitrain, name)(moving.items(), root, lr=1.0, **options) as optimizer:
         optimizer.import_state(first.state_dict())
         assert optimizer.param_groups[0]['lr'] == LR
-        run(optimizer, moving, 3, 6)
+        take_steps(optimizer, moving, 3, 6)
         exported = optimizer.export_state()
     last = getattr(torch.optim, name)(moving.values(), lr=1.0, **options)
     last.load_state_dict(exported)
-    run(last, moving, 6, 9)
+    take_steps(last, moving, 6, 9)
     assert_close(moving, plain)
 
 
@@ -207,7 +185,7 @@ def test_lion_moves_by_its_learning_rate(root):
     before = {n: p.detach().clone() for n, p in params.items()}
     with hitrain.Lion(params.items(), root, lr=LR, param_dtype=torch.float16) as optimizer:
         start = {n: p.detach().clone() for n, p in params.items()}
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
         for n, p in params.items():
             assert torch.equal(start[n], before[n].half().float())
             moved = optimizer.read_state(p, 'master') - start[n]
@@ -230,7 +208,7 @@ def test_step_sends_and_receives_by_public_methods(root):
             seen.append(('received', parameter.numel()))
     params = parameters()
     with Watching(params.items(), root, lr=LR) as optimizer:
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
     sent, received = seen[:len(params)], seen[len(params):]
     assert sent == [('sent', p.numel()) for p in params.values()]
     assert sorted(received) == sorted(('received', p.numel()) for p in params.values())
@@ -244,7 +222,7 @@ def test_tensors_whose_memory_is_no_file(root):
     with AdamW(own.items(), root, lr=LR) as optimizer:
         assert not own['t'].is_contiguous()
         for opt, params in ((optimizer, own), (other, theirs)):
-            run(opt, params, 0, 3)
+            take_steps(opt, params, 0, 3)
         assert_close(own, theirs, 1e-4)
         assert torch.equal(torch.frombuffer(bytearray((root / 't').read_bytes()), dtype=torch.float32).view(30, 20),
                            own['t'])
@@ -273,7 +251,7 @@ def test_bytes_that_cross_the_mount(store, root, dtype, per_parameter):
     count = sum(p.numel() for p in params.values())
     with AdamW(params.items(), root, lr=LR, param_dtype=dtype) as optimizer:
         before = crossed(store)
-        run(optimizer, params, 0, 10)
+        take_steps(optimizer, params, 0, 10)
         beside = crossed(store) - before - 10 * count * per_parameter
         assert 0 <= beside < 10 * 128  # the command that ends a step, and its answer
 
@@ -283,7 +261,7 @@ def test_bf16_files_hold_what_the_model_computes_with(root):
     wanted = {n: p.detach().bfloat16() for n, p in params.items()}
     with AdamW(params.items(), root, lr=LR, param_dtype=torch.bfloat16) as optimizer:
         assert_equal({n: p.bfloat16() for n, p in params.items()}, wanted)
-        run(optimizer, params, 0, 5)
+        take_steps(optimizer, params, 0, 5)
         for name, p in params.items():
             held = torch.frombuffer(bytearray((root / name).read_bytes()), dtype=torch.bfloat16).view(p.shape)
             assert torch.equal(held.float(), p), name
@@ -295,7 +273,7 @@ def test_bf16_files_hold_what_the_model_computes_with(root):
 def test_bf16_model_with_f32_gradients(root):
     params = parameters(dtype=torch.bfloat16)
     with AdamW(params.items(), root, lr=LR, grad_dtype=torch.float32) as optimizer:
-        run(optimizer, params, 0, 2)
+        take_steps(optimizer, params, 0, 2)
         assert os.getxattr(root / 'norm', 'user.hitrain.grad_dtype') == b'f32'
         assert params['norm'].dtype == torch.bfloat16
         assert (root / 'norm').stat().st_size == 14
@@ -306,24 +284,24 @@ def test_bf16_model_with_f32_gradients(root):
 def test_resume_continues_bit_identically(store, root):
     whole, parts = parameters(), parameters()
     with AdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
-        run(optimizer, whole, 0, 8)
+        take_steps(optimizer, whole, 0, 8)
     with AdamW(parts.items(), root, lr=LR) as optimizer:
-        run(optimizer, parts, 0, 4)
+        take_steps(optimizer, parts, 0, 4)
     store.unmount()
     store.mount()
     parts = parameters(seed=1)
     with AdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
         assert optimizer.committed_step == 4
-        run(optimizer, parts, 4, 8)
+        take_steps(optimizer, parts, 4, 8)
     assert_equal(whole, parts)
 
 
 def test_killed_daemon_in_the_middle_of_a_step(store, root):
     whole, parts = parameters(), parameters()
     with AdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
-        run(optimizer, whole, 0, 6)
+        take_steps(optimizer, whole, 0, 6)
     with AdamW(parts.items(), root, lr=LR) as optimizer:
-        run(optimizer, parts, 0, 3)
+        take_steps(optimizer, parts, 0, 3)
         give_gradients(parts, 3)
         optimizer.send_gradient(parts['wide.weight'])
         store.kill()
@@ -337,14 +315,14 @@ def test_killed_daemon_in_the_middle_of_a_step(store, root):
     assert step_of(root) == 3
     parts = parameters(seed=1)
     with AdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
-        run(optimizer, parts, 3, 6)
+        take_steps(optimizer, parts, 3, 6)
     assert_equal(whole, parts)
 
 
 def test_trainer_that_died_in_the_middle_of_a_step(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR) as optimizer:
-        run(optimizer, params, 0, 2)
+        take_steps(optimizer, params, 0, 2)
         wanted = {n: p.detach().clone() for n, p in params.items()}
         give_gradients(params, 2)
         optimizer.send_gradient(params['norm'])
@@ -352,7 +330,7 @@ def test_trainer_that_died_in_the_middle_of_a_step(root):
     with AdamW(again.items(), root, lr=LR, resume=True) as optimizer:
         assert optimizer.committed_step == 2
         assert_equal(again, wanted)
-        run(optimizer, again, 2, 3)
+        take_steps(optimizer, again, 2, 3)
         assert optimizer.committed_step == 3
 
 
@@ -361,7 +339,7 @@ def test_durable_every_loses_whole_steps_only(store, root):
     kept = {}
     with AdamW(params.items(), root, lr=LR, durable_every=3) as optimizer:
         for step in range(5):
-            run(optimizer, params, step, step + 1)
+            take_steps(optimizer, params, step, step + 1)
             assert optimizer.committed_step == step + 1 - (step + 1) % 3
             assert step_of(root) == step + 1
             if step == 2:
@@ -372,7 +350,7 @@ def test_durable_every_loses_whole_steps_only(store, root):
     with AdamW(again.items(), root, lr=LR, durable_every=3, resume=True) as optimizer:
         assert optimizer.committed_step == 3
         assert_equal(again, kept)
-        run(optimizer, again, 3, 4)
+        take_steps(optimizer, again, 3, 4)
         optimizer.commit()
         assert optimizer.committed_step == 4
 
@@ -381,7 +359,7 @@ def run_with_schedule(optimizer, params, first, last):
     """The attribute of the root changes in each step, and a file beside the parameters."""
     for step in range(first, last):
         optimizer.param_groups[0]['lr'] = LR * (1 + step % 3)
-        run(optimizer, params, step, step + 1)
+        take_steps(optimizer, params, step, step + 1)
         assert optimizer.committed_step == step + 1
 
 
@@ -436,22 +414,22 @@ def test_redo_needs_steps_to_log(root):
 def test_abort_goes_back_to_the_durable_step(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR, durable_every=2) as optimizer:
-        run(optimizer, params, 0, 2)
+        take_steps(optimizer, params, 0, 2)
         wanted = {n: p.detach().clone() for n, p in params.items()}
-        run(optimizer, params, 2, 3)
+        take_steps(optimizer, params, 2, 3)
         optimizer.abort()
         assert_equal(params, wanted)
         assert step_of(root) == 2
-        run(optimizer, params, 2, 4)
+        take_steps(optimizer, params, 2, 4)
         assert optimizer.committed_step == 4
 
 
 def test_parameters_that_come_later(store, root):
     params = parameters()
     with AdamW([('norm', params['norm'])], root, lr=LR) as optimizer:
-        run(optimizer, {'norm': params['norm']}, 0, 1)
+        take_steps(optimizer, {'norm': params['norm']}, 0, 1)
         optimizer.add_param_group({'params': [('scale', params['scale'])], 'lr': 2 * LR})
-        run(optimizer, {n: params[n] for n in ('norm', 'scale')}, 1, 3)
+        take_steps(optimizer, {n: params[n] for n in ('norm', 'scale')}, 1, 3)
         assert optimizer.read_state(params['scale'], 'step').item() == 2
     store.kill()
     store.mount()
@@ -463,13 +441,13 @@ def test_parameters_that_come_later(store, root):
 def test_state_dict_names_the_step(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR, durable_every=100) as optimizer:
-        run(optimizer, params, 0, 2)
+        take_steps(optimizer, params, 0, 2)
         saved = optimizer.state_dict()
         assert saved['hitrain']['step'] == optimizer.committed_step == 2
         optimizer.param_groups[0]['lr'] = 5.0
         optimizer.load_state_dict(saved)
         assert optimizer.param_groups[0]['lr'] == LR
-        run(optimizer, params, 2, 3)
+        take_steps(optimizer, params, 2, 3)
         with pytest.raises(ValueError, match='of step 2.*holds step 3'):
             optimizer.load_state_dict(saved)
         with pytest.raises(ValueError, match='not from an optimizer'):
@@ -482,12 +460,12 @@ def test_hyper_parameters_are_set_only_when_they_change(root):
         text = os.getxattr(root, 'user.hitrain.optimizer').decode()
         assert set(text.split()) == {'adamw', 'lr=0.01', 'beta1=0.9', 'beta2=0.999', 'eps=1e-08', 'weight_decay=0.01',
                                      'maximize=0', 'durable_every=1'}
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
         os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
-        run(optimizer, params, 1, 2)
+        take_steps(optimizer, params, 1, 2)
         assert os.getxattr(root, 'user.hitrain.optimizer') == b'adamw lr=0.5'
         optimizer.param_groups[0]['lr'] = 0.25
-        run(optimizer, params, 2, 3)
+        take_steps(optimizer, params, 2, 3)
         assert b'lr=0.25 ' in os.getxattr(root, 'user.hitrain.optimizer')
 
 
@@ -522,7 +500,7 @@ def test_a_root_that_cannot_change(store, root):
     """Of a mount with ro, or of a kept step."""
     params = parameters()
     with AdamW(params.items(), root, lr=LR) as optimizer:
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
         optimizer.snapshot('kept')
     with pytest.raises(OSError, match='`hitrainctl clone` makes a model of a kept step'):
         AdamW(parameters().items(), root / '.hitrain/snap/kept', lr=LR, resume=True)
@@ -560,7 +538,7 @@ def test_bad_arguments(root, kind, match, params, options):
 def test_refusals_say_what_the_store_says(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR) as optimizer:
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
         give_gradients(params, 1)
         optimizer.send_gradient(params['norm'])
         with pytest.raises(OSError) as e:  # the same elements twice in one step
@@ -569,13 +547,13 @@ def test_refusals_say_what_the_store_says(root):
         optimizer.abort()
         os.truncate(root / 'norm', 4)
         with pytest.raises(OSError, match='gradient of norm'):
-            run(optimizer, params, 1, 2)
+            take_steps(optimizer, params, 1, 2)
 
 
 def test_one_optimizer_steers_a_model(root):
     params, other = parameters(), parameters()
     with AdamW(params.items(), root, lr=LR) as first:
-        run(first, params, 0, 1)
+        take_steps(first, params, 0, 1)
         with pytest.raises(OSError, match=f'claimed by hitrain:{os.getpid()} .pid {os.getpid()}.*end that one first') as e:
             AdamW(other.items(), root, lr=LR, resume=True)
         assert e.value.errno == errno.EBUSY
@@ -587,9 +565,9 @@ def test_one_optimizer_steers_a_model(root):
             del first
             os._exit(0)
         os.wait()
-        run(first, params, 1, 2)
+        take_steps(first, params, 1, 2)
     with AdamW(other.items(), root, lr=LR, resume=True) as second:
-        run(second, other, 2, 3)
+        take_steps(second, other, 2, 3)
 
 
 DYING_TRAINER = """
@@ -626,21 +604,21 @@ def test_a_claim_ends_with_its_process_though_a_child_lives_on(root):
 def test_a_model_that_moved_on_elsewhere_is_noticed(root):
     params = parameters()
     with AdamW(params.items(), root, lr=LR) as optimizer:
-        run(optimizer, params, 0, 1)
+        take_steps(optimizer, params, 0, 1)
         optimizer._root.command('unclaim')
         (root / '.hitrain/grad/norm').write_bytes(bytes(28))
         (root / '.hitrain/ctl').write_text('commit\n')
         with pytest.raises(RuntimeError, match='went from step 1 to 2: somebody else'):
-            run(optimizer, params, 1, 2)
+            take_steps(optimizer, params, 1, 2)
         optimizer.abort()
-        run(optimizer, params, 1, 2)
+        take_steps(optimizer, params, 1, 2)
         assert optimizer.committed_step == 3
 
 
 def test_no_descriptor_stays_open(store, root):
     before = len(os.listdir('/proc/self/fd'))
     optimizer = AdamW(parameters().items(), root, lr=LR, durable_every=2)
-    run(optimizer, parameters(), 0, 1)
+    take_steps(optimizer, parameters(), 0, 1)
     optimizer.close()
     assert len(os.listdir('/proc/self/fd')) == before
     store.unmount()

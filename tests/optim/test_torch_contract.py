@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, close, equal, on_threads, random_parameters, shared_root as root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, close, equal, give_gradients, on_threads, random_parameters, shared_root as root, shared_store, take_steps  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import _files, _gather
@@ -25,13 +25,6 @@ REFUSED = {'differentiable': True, 'amsgrad': True, 'decoupled_weight_decay': Tr
 
 def parameters(seed=0):
     return random_parameters(SHAPES, seed)
-
-
-def give_gradients(params, step, names=tuple(SHAPES)):
-    random = torch.Generator().manual_seed(1000 + step)
-    for n, p in params.items():
-        grad = torch.randn(p.shape, generator=random)
-        p.grad = grad if n in names else None
 
 
 def kinds(rule):
@@ -195,9 +188,7 @@ def test_hooks_of_a_step(root):
                 for p in params.values():
                     p.grad *= 0.5
             first, second = o.register_step_pre_hook(halve), o.register_step_post_hook(lambda o, args, kwargs: calls[o].append('post'))
-            for step in range(3):
-                give_gradients(params, step)
-                o.step()
+            take_steps(o, params, 0, 3)
             first.remove()
             second.remove()
             give_gradients(params, 3)
@@ -343,9 +334,7 @@ def test_a_full_state_dict_goes_back_to_any_step(root, rule, dtype):
     own = parameters()
 
     def run(optimizer, first, last):
-        for step in range(first, last):
-            give_gradients(own, step)
-            optimizer.step()
+        take_steps(optimizer, own, first, last)
         return {n: p.detach().clone() for n, p in own.items()}
     with getattr(hitrain, rule)(own.items(), root, lr=LR, param_dtype=dtype, full_state_dict=True) as optimizer:
         values = run(optimizer, 0, 3)

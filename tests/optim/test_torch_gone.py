@@ -7,11 +7,10 @@ import subprocess
 
 import pytest
 
-from trainer import LR, TOP, random_parameters, shared_root, shared_store, store  # first: it makes the client importable
+from trainer import LR, TOP, give_gradients, random_parameters, shared_root, shared_store, store  # first: it makes the client importable
 import hitrain
 from hitrain._daemon import detach
 from hitrain._root import DEAD, ELSEWHERE, MOVED
-from killed import give_gradients
 
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', TOP / 'build/bin'))
 SHAPES = {'w': (3000,), 'b': (50,)}

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, on_processes, random_parameters, root, store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, Shard
 from hitrain._topk import ErrorFeedback
@@ -240,14 +240,7 @@ def steps_of(optimizer, own, passes):
                          [(3, torch.bfloat16, 1), (3, torch.bfloat16, 3)] * bool(os.environ.get('HITRAIN_LONG')))
 def test_processes_write_a_part_each(store, root, world, dtype, passes):
     """After their steps the daemon is killed: the mount computes these again, from parts and from sums."""
-    barrier, results = PROCESSES.Barrier(world), PROCESSES.Queue()
-    workers = [PROCESSES.Process(target=train_part, args=(r, world, barrier, root, dtype, passes, results)) for r in range(world)]
-    for w in workers:
-        w.start()
-    found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
-    for w in workers:
-        w.join(SECONDS_MAX)
-        assert w.exitcode == 0
+    found = on_processes(world, train_part, world, PROCESSES.Barrier(world), root, dtype, passes)
     assert os.getxattr(root, 'user.hitrain.durable_step') == b'3'
     alone = parameters(seed=0)
     with AdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype, accumulate=passes) as optimizer:

@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, random_parameters, root, store, wait_unclaimed  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, give_gradients, random_parameters, root, store, take_steps, wait_unclaimed  # first: it makes the client importable
 import torch
 from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _bytes, _gather, _root
 
@@ -19,12 +19,6 @@ SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 
 def parameters(seed=0):
     return random_parameters(SHAPES, seed)
-
-
-def give_gradients(params, step, scale=1.0):
-    random = torch.Generator().manual_seed(1000 + step)
-    for p in params.values():
-        p.grad = scale * torch.randn(p.shape, generator=random)
 
 
 def loss_of(params, step):
@@ -412,9 +406,7 @@ def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new
     """If no gradient is applied yet, as with clipping, only the gradients of the step are dropped."""
     own = parameters()
     with SGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
-        for step in range(2):
-            give_gradients(own, step)
-            optimizer.step()
+        take_steps(optimizer, own, 0, 2)
         before = copies(own)
         give_gradients(own, 2)
         with monkeypatch.context() as m:
@@ -434,9 +426,7 @@ def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new
 def empty_third_step(own, optimizer, monkeypatch):
     """Two steps, and one that was interrupted, whose gradients alone were dropped: no step is open then. Returns the
     result of the two."""
-    for step in range(2):
-        give_gradients(own, step)
-        optimizer.step()
+    take_steps(optimizer, own, 0, 2)
     before = copies(own)
     give_gradients(own, 2)
     with monkeypatch.context() as m:
@@ -622,9 +612,7 @@ def test_a_step_that_ended_and_is_not_durable_is_taken_back(root, monkeypatch, f
     own = parameters()
     start = copies(own)
     with SGD(own.items(), root, lr=1.0, durable_every=10) as optimizer:
-        for step in range(finished):
-            give_gradients(own, step)
-            optimizer.step()
+        take_steps(optimizer, own, 0, finished)
         real = optimizer._root.command
 
         def ends_and_fails(*lines):
@@ -687,9 +675,7 @@ def test_going_back_to_an_earlier_step(root):
     other = torch.optim.AdamW(theirs.values(), lr=LR)
     with AdamW(own.items(), root, lr=LR) as optimizer:
         def steps(params, o, first, last):
-            for step in range(first, last):
-                give_gradients(params, step)
-                o.step()
+            take_steps(o, params, first, last)
         steps(own, optimizer, 0, 2)
         steps(theirs, other, 0, 2)
         small, values, state = optimizer.state_dict(), copies(own), optimizer.export_state()

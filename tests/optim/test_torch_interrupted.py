@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, equal, shared_root as root, shared_store  # first: it makes the client importable
+from trainer import LR, equal, give_gradients, shared_root as root, shared_store  # first: it makes the client importable
 import torch
 from hitrain import AdamW
 
@@ -56,12 +56,6 @@ class Interrupting:
 def parameters():
     numbers = torch.Generator().manual_seed(1)
     return {n: torch.nn.Parameter(torch.randn(shape, generator=numbers)) for n, shape in SHAPES.items()}
-
-
-def give_gradients(params, step):
-    numbers = torch.Generator().manual_seed(100 + step)
-    for p in params.values():
-        p.grad = torch.randn(p.shape, generator=numbers)
 
 
 def one_step(optimizer, params, step):

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from trainer import TOP, equal, shared_root, shared_store, store  # first: it makes the client importable
+from trainer import TOP, equal, give_gradients, shared_root, shared_store, store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import SGD, Adagrad, AdamW, Lion, _making, _settings
 from hitrain._words import attribute
 from hitrain.checkpoint import import_safetensors
-from killed import digest, give_gradients, parameters, same_after_kills
+from killed import digest, parameters, same_after_kills
 
 torch.set_num_threads(1)  # the children are forks
 

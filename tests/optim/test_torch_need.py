@@ -15,7 +15,7 @@ import hitrain
 
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 SHAPES = [(700, 700), (1024, 1024), (700,), (3,), (1,), (300, 5, 7)]
-STEPS = 100
+STEPS = 24  # all that a step needs recurs after five; a store that is a quarter too small fails in one of the first eight
 DTYPES = {'f32': torch.float32, 'bf16': torch.bfloat16, 'f16': torch.float16}
 OPTIONS = [{}, {'retain': 2}, {'redo': True, 'durable_every': 5}, {'redo': True, 'durable_every': 4, 'redo_keep': 3},
            {'retain': 1, 'redo': True, 'durable_every': 3}, {'state_bits': 16}, {'state_bits': 8, 'retain': 1}]
@@ -34,15 +34,14 @@ def parameters(dtype):
 @pytest.mark.parametrize('rule', ['AdamW', 'SGD', 'Lion', 'Muon'])
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_both_formulas_agree(dtype, rule, options):
-    params = parameters(DTYPES[dtype])
+    params = [torch.nn.Parameter(torch.empty(shape, dtype=DTYPES[dtype], device='meta')) for shape in SHAPES]
     words = ' '.join([rule, *(f'{k}={"on" if v is True else v}' for k, v in options.items())])
     expected = hitrain.store_bytes(params, optimizer=rule, **options)
     count = sum(p.numel() for p in params)
     assert size(f'--params={count}', f'--tensors={len(params)}', f'--dtype={dtype}', f'--optimizer={words}') == expected
-    if options == {'retain': 2}:
-        assert size(f'--params={count}', f'--tensors={len(params)}', f'--dtype={dtype}', f'--optimizer={rule}', '--retain=2') == expected
-    if options == {'redo': True, 'durable_every': 5}:
-        assert size(f'--params={count}', f'--tensors={len(params)}', f'--dtype={dtype}', f'--optimizer={rule}', '--redo=5') == expected
+    for alike, word in ({'retain': 2}, '--retain=2'), ({'redo': True, 'durable_every': 5}, '--redo=5'):
+        if options == alike:
+            assert size(f'--params={count}', f'--tensors={len(params)}', f'--dtype={dtype}', f'--optimizer={rule}', word) == expected
 
 
 @pytest.mark.parametrize('options', OPTIONS, ids=json.dumps)

@@ -3,11 +3,10 @@
 import errno
 import os
 import subprocess
-import threading
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, equal, random_parameters, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, equal, on_threads, random_parameters, shared_root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import SGD, AdamW, Shard, _packs
@@ -508,11 +507,7 @@ def test_ranks_share_packs(shared_root):
             optimizer.add_param_group({'params': list(later.items())})
             run(optimizer, {**own, **later}, 2, 3)
         results[rank] = {**own, **later}
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(SECONDS_MAX)
+    on_threads(world, one)
     assert files(shared_root) == ['large', 'packed.0', 'packed.1'] and equal(results[0], results[1])
     own = random_parameters(SHAPES)
     later = {f'later{i}': torch.nn.Parameter(torch.ones(5)) for i in range(3)}

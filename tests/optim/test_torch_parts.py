@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from trainer import PROCESSES, SECONDS_MAX, random_parameters, shared_store  # first: it makes the client importable
+from trainer import PROCESSES, SECONDS_MAX, on_processes, random_parameters, shared_store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, RankFailed, Shard
 
@@ -224,13 +224,7 @@ def work(rank, world, base, jobs, meeting, results):
 
 
 def run(world, base, *jobs):
-    meeting, results = PROCESSES.Barrier(world), PROCESSES.Queue()
-    workers = [PROCESSES.Process(target=work, args=(r, world, base, jobs, meeting, results)) for r in range(world)]
-    for w in workers:
-        w.start()
-    said = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
-    for w in workers:
-        w.join(SECONDS_MAX)
+    said = on_processes(world, work, world, base, jobs, PROCESSES.Barrier(world))
     assert not any(said.values()), said
 
 

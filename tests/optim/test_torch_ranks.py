@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from trainer import PROCESSES, SECONDS_MAX, on_threads, random_parameters, store, wait_unclaimed  # first: it makes the client importable
+from trainer import PROCESSES, SECONDS_MAX, on_processes, on_threads, random_parameters, store, wait_unclaimed  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 from hitrain import distributed
@@ -464,14 +464,7 @@ def base(store):
 
 
 def run_parts(base, parts, dies=()):
-    meeting, results = PROCESSES.Barrier(WORLD), PROCESSES.Queue()
-    workers = [PROCESSES.Process(target=work, args=(r, base, parts, meeting, results)) for r in range(WORLD)]
-    for w in workers:
-        w.start()
-    said = dict(results.get(timeout=SECONDS_MAX) for r in range(WORLD) if r not in dies)
-    for r, w in enumerate(workers):
-        w.join(SECONDS_MAX)
-        assert w.exitcode == (-signal.SIGKILL if r in dies else 0), said
+    said = on_processes(WORLD, work, base, parts, PROCESSES.Barrier(WORLD), dies=dies)
     assert not any(said.values()), said
 
 
@@ -520,11 +513,5 @@ def reduced(rank, meeting, root, results):
 
 
 def test_distributed_data_parallel(base, tmp_path):
-    results = PROCESSES.Queue()
-    workers = [PROCESSES.Process(target=reduced, args=(r, tmp_path / 'meeting', base, results)) for r in range(2)]
-    for w in workers:
-        w.start()
-    said = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
-    for w in workers:
-        w.join(SECONDS_MAX)
+    said = on_processes(2, reduced, tmp_path / 'meeting', base)
     assert not any(said.values()), said

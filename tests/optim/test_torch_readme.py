@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from trainer import PROCESSES, SECONDS_MAX, TOP, store  # first: it makes the client importable
+from trainer import TOP, on_processes, store  # first: it makes the client importable
 import torch
 import torch.distributed as dist
 import hitrain
@@ -109,15 +109,7 @@ def run_rank(rank, world, meeting, results, work):
 
 def run_ranks(world, kind, tmp_path, root):
     """What kind(rank, world, meeting, root, results) gives on each rank."""
-    results = PROCESSES.Queue()
-    workers = [PROCESSES.Process(target=kind, args=(r, world, tmp_path / 'meeting', root, results)) for r in range(world)]
-    for w in workers:
-        w.start()
-    found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
-    for w in workers:
-        w.join(SECONDS_MAX)
-        assert w.exitcode == 0, found
-    return found
+    return on_processes(world, kind, world, tmp_path / 'meeting', root)
 
 
 def test_processes_that_share_a_model(folder, tmp_path):

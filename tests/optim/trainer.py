@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import threading
@@ -37,6 +38,19 @@ def on_threads(world, what):
     for t in threads:
         t.join(SECONDS_MAX)
         assert not t.is_alive()
+
+
+def on_processes(world, what, *args, dies=()):
+    """What what(rank, *args, results) puts for each rank that does not die, each in a process; dies: those that end by SIGKILL."""
+    results = PROCESSES.Queue()
+    workers = [PROCESSES.Process(target=what, args=(r, *args, results)) for r in range(world)]
+    for w in workers:
+        w.start()
+    found = dict(results.get(timeout=SECONDS_MAX) for r in range(world) if r not in dies)
+    for r, w in enumerate(workers):
+        w.join(SECONDS_MAX)
+        assert w.exitcode == (-signal.SIGKILL if r in dies else 0), found
+    return found
 
 
 def wait_for(condition, what):
@@ -93,6 +107,24 @@ def random_parameters(shapes, seed=0, dtype=torch.float32):
     """The same values for the same seed, in the order of shapes."""
     random = torch.Generator().manual_seed(seed)
     return {n: torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype)) for n, shape in shapes.items()}
+
+
+def give_gradients(params, step):
+    """The same ones for the same step."""
+    random = torch.Generator().manual_seed(1000 + step)
+    for p in params.values():
+        p.grad = torch.randn(p.shape, generator=random).to(p.dtype)
+
+
+def take_steps(optimizer, params, first, last):
+    for step in range(first, last):
+        give_gradients(params, step)
+        optimizer.step()
+
+
+def assert_equal(left, right):
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
 
 
 def equal(left, right):

@@ -33,11 +33,17 @@ static void make_world(unsigned devices)
         w->bytes[i] = malloc(SAMPLE_DEVICE_BYTES);
         memcpy(w->bytes[i], ht_dev_ram_data(fsck_scenario.dev[i]), SAMPLE_DEVICE_BYTES);
     }
+    fsck_scenario_end();
+}
+
+void fsck_scenario_end(void)
+{
     harness_free(&fsck_scenario);
 }
 
 void fsck_scenario_begin(unsigned devices)
 {
+    fsck_scenario_end();
     fsck_scenario = (struct harness){.dev_count = devices};
     for (unsigned i = 0; i < devices; i++) {
         ck_assert_int_eq(dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &fsck_scenario.dev[i]), 0);

@@ -22,8 +22,9 @@ extern size_t fsck_scenario_text_len;
 
 /* Makes the worlds, once. */
 void fsck_scenario_setup(void);
-/* Devices with an undamaged store; harness_free ends it. */
+/* Devices with an undamaged store, in place of the former ones. */
 void fsck_scenario_begin(unsigned devices);
+void fsck_scenario_end(void);
 /* One run; its exit status. Devices that fail to read do so until it has said something. */
 int fsck_scenario_fsck_with(const struct ht_fsck_options *opt);
 int fsck_scenario_fsck(enum ht_fsck_mode mode, bool json);

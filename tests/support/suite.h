@@ -26,13 +26,12 @@
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 
-/* Memory of zeros. Nobody need free it: it stays until the process of the test ends. */
-static inline void *test_alloc(size_t bytes)
+/* Memory that nobody need free: it stays until the process of the test ends. */
+static inline void *test_keep(void *p)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static void **all; /* so that it is no leak */
     static size_t count;
-    void *p = calloc(1, bytes);
 
     pthread_mutex_lock(&lock);
     all = realloc(all, (count + 1) * sizeof(*all));
@@ -40,6 +39,12 @@ static inline void *test_alloc(size_t bytes)
     all[count++] = p;
     pthread_mutex_unlock(&lock);
     return p;
+}
+
+/* Such memory, of zeros. */
+static inline void *test_alloc(size_t bytes)
+{
+    return test_keep(calloc(1, bytes));
 }
 
 /* A test runs once for each _i from first up to end, which is not included. signal: ends each run; 0: none does. */

@@ -5,6 +5,7 @@
 
 #include "fs/fuse/job_priv.h"
 #include "tests/support/suite.h"
+#include "tests/support/wrong.h"
 
 enum { KEY = 7, OTHER_KEY = KEY + HT_LANE_BUCKETS, BYTES = 100 }; /* these two share a bucket */
 
@@ -90,26 +91,26 @@ static void make(void)
 
 /* ------------------------------------------------------------------- errors */
 
-static void more_than_may_run(void)
+WRONG(more_than_may_run)
 {
     busy->running++;
     fuse.jobs.running[HT_LANE_TURN]++;
     fuse.jobs.count++;
 }
 
-static void a_full_lane_that_is_ready(void)
+WRONG(a_full_lane_that_is_ready)
 {
     ht_list_add_tail(&fuse.jobs.ready[HT_LANE_TURN], &busy->ready);
 }
 
-static void a_lane_with_room_that_is_not(void)
+WRONG(a_lane_with_room_that_is_not)
 {
     busy->running = 0;
     fuse.jobs.running[HT_LANE_TURN]--;
     fuse.jobs.count--;
 }
 
-static void a_ready_lane_of_another_kind(void)
+WRONG(a_ready_lane_of_another_kind)
 {
     busy->running = 0;
     fuse.jobs.running[HT_LANE_TURN]--;
@@ -117,44 +118,44 @@ static void a_ready_lane_of_another_kind(void)
     ht_list_add_tail(&fuse.jobs.ready[HT_LANE_WRITE], &busy->ready);
 }
 
-static void a_lane_without_jobs(void)
+WRONG(a_lane_without_jobs)
 {
     other->running = 0;
     fuse.jobs.running[HT_LANE_TURN]--;
     fuse.jobs.count--;
 }
 
-static void two_lanes_of_one_key(void)
+WRONG(two_lanes_of_one_key)
 {
     other->key = KEY;
 }
 
-static void a_lane_in_another_bucket(void)
+WRONG(a_lane_in_another_bucket)
 {
     busy->key++;
 }
 
-static void a_lane_of_no_kind(void)
+WRONG(a_lane_of_no_kind)
 {
     busy->kind = HT_LANES;
 }
 
-static void more_running_of_a_kind(void)
+WRONG(more_running_of_a_kind)
 {
     fuse.jobs.running[HT_LANE_TURN]++;
 }
 
-static void a_queued_job_that_runs(void)
+WRONG(a_queued_job_that_runs)
 {
     queued->lane = busy;
 }
 
-static void bytes_that_do_not_count(void)
+WRONG(bytes_that_do_not_count)
 {
     queued->size = BYTES;
 }
 
-static void a_job_that_does_not_count(void)
+WRONG(a_job_that_does_not_count)
 {
     fuse.jobs.count--;
 }
@@ -165,7 +166,7 @@ static void set_threads(unsigned count)
     traffic.job_threads = count;
 }
 
-static void one_that_left_too_much(void)
+WRONG(one_that_left_too_much)
 {
     fuse.jobs.idle = 0;
     fuse.jobs.left += HT_LANE_LEFT_MAX;
@@ -174,46 +175,38 @@ static void one_that_left_too_much(void)
     set_threads(HT_ARRAY_SIZE(fuse.jobs.thread));
 }
 
-static void more_jobs_than_threads(void)
+WRONG(more_jobs_than_threads)
 {
     set_threads(2);
 }
 
-static void more_threads_than_there_may_be(void)
+WRONG(more_threads_than_there_may_be)
 {
     set_threads(HT_ARRAY_SIZE(fuse.jobs.thread) + 1);
 }
 
-static void another_number_of_threads(void)
+WRONG(another_number_of_threads)
 {
     traffic.job_threads++;
 }
 
-static void bytes_of_a_free_lane(void)
+WRONG(bytes_of_a_free_lane)
 {
     unused->bytes = BYTES;
 }
 
-static void a_free_job_with_a_lane(void)
+WRONG(a_free_job_with_a_lane)
 {
     ht_list_entry(fuse.job_free.next, struct ht_job, link)->lane = unused;
 }
 
-static void (*const wrong[])(void) = {
-    more_than_may_run,      a_full_lane_that_is_ready, a_lane_with_room_that_is_not,   a_ready_lane_of_another_kind,
-    a_lane_without_jobs,    two_lanes_of_one_key,      a_lane_in_another_bucket,       a_lane_of_no_kind,
-    more_running_of_a_kind, a_queued_job_that_runs,    bytes_that_do_not_count,        a_job_that_does_not_count,
-    one_that_left_too_much, more_jobs_than_threads,    more_threads_than_there_may_be, another_number_of_threads,
-    bytes_of_a_free_lane,   a_free_job_with_a_lane,
-};
-
 /* ------------------------------------------------------------------- tests */
 
-TEST_SIGNAL(lanes_that_are_broken_end_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
+TEST_SIGNAL(lanes_that_are_broken_end_the_process, SIGABRT, wrongs)
 {
     make();
     ht_job_verify(&fuse);
-    wrong[_i]();
+    wrong[_i].make();
     ht_job_verify(&fuse);
 }
 

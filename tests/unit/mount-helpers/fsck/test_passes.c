@@ -42,7 +42,7 @@ static uint64_t make_object(size_t bytes)
 {
     struct ht_obj_attr attr = {.oid = ht_store_new_id(store), .chunk_bytes = HT_CHUNK_BYTES};
     struct ht_obj *obj;
-    uint8_t *data = malloc(bytes);
+    uint8_t *data = test_alloc(bytes);
 
     for (size_t i = 0; i < bytes; i++)
         data[i] = (uint8_t)(i * 7 + i / 4096);
@@ -50,7 +50,6 @@ static uint64_t make_object(size_t bytes)
     ck_assert_int_eq(ht_obj_write(obj, 0, data, bytes), (ssize_t)bytes);
     ck_assert_int_eq(ht_obj_sync(obj), 0);
     ht_obj_put(obj);
-    free(data);
     return attr.oid;
 }
 
@@ -76,172 +75,161 @@ static void put_reference(uint64_t oid, uint64_t index, uint64_t block)
 
 /* ------------------------------------------------------------------- the check */
 
-struct run {
-    struct ht_fsck f;
-    char *text; /* problems, as JSON */
-    size_t len;
-};
+static struct ht_fsck f;
+static char *text; /* problems, as JSON */
+static size_t text_len;
 
-static void begin_run(struct run *r)
+/* The store ends, as in a crash. */
+static void begin_run(void)
 {
-    ht_store_close(store); /* as a crash */
+    ht_store_close(store);
     store = NULL;
-    memset(r, 0, sizeof(*r));
-    r->f.opt.json = true;
-    r->f.devs[0] = dev;
-    r->f.dev_count = 1;
-    r->f.out = stdout;
-    ht_json_init(&r->f.json, open_memstream(&r->text, &r->len));
-    ht_json_array(&r->f.json, NULL);
-    ck_assert_int_eq(ht_fsck_pass_super(&r->f), 0);
-    ck_assert_int_eq(ht_fsck_pass_log(&r->f), 0);
-    ck_assert_uint_eq(r->f.problems, 0);
-    ck_assert_int_eq(ht_fsck_pass_refs(&r->f), 0);
+    memset(&f, 0, sizeof(f));
+    f.opt.json = true;
+    f.devs[0] = dev;
+    f.dev_count = 1;
+    f.out = stdout;
+    ht_json_init(&f.json, open_memstream(&text, &text_len));
+    ht_json_array(&f.json, NULL);
+    ck_assert_int_eq(ht_fsck_pass_super(&f), 0);
 }
 
-static void read_all(struct run *r)
+static void begin_and_read_log(void)
 {
-    ck_assert_int_eq(ht_fsck_pass_tensors(&r->f), 0);
+    begin_run();
+    ck_assert_int_eq(ht_fsck_pass_log(&f), 0);
+    ck_assert_uint_eq(f.problems, 0);
+    ck_assert_int_eq(ht_fsck_pass_refs(&f), 0);
 }
 
-static void end_run(struct run *r)
+static void read_all(void)
 {
-    ht_json_end(&r->f.json);
-    fclose(r->f.json.to);
-    r->f.dev_count = 0; /* the device stays the test's */
-    ht_fsck_close(&r->f);
+    ck_assert_int_eq(ht_fsck_pass_tensors(&f), 0);
 }
 
-static unsigned count_code(const struct run *r, const char *code)
+static void end_run(void)
+{
+    ht_json_end(&f.json);
+    fclose(f.json.to);
+    test_keep(text);
+    f.dev_count = 0; /* the device stays the test's */
+    ht_fsck_close(&f);
+}
+
+static void run(void)
+{
+    begin_and_read_log();
+    read_all();
+    end_run();
+}
+
+static unsigned count_code(const char *code)
 {
     char quoted[64];
     unsigned n = 0;
 
     snprintf(quoted, sizeof(quoted), "\"code\": \"%s\"", code);
-    for (const char *p = r->text; (p = strstr(p, quoted)); p++)
+    for (const char *p = text; (p = strstr(p, quoted)); p++)
         n++;
     return n;
 }
 
-static bool says(const struct run *r, const char *fmt, unsigned long long n)
+static bool says(const char *fmt, unsigned long long n)
 {
-    char text[128];
+    char words[128];
 
-    snprintf(text, sizeof(text), fmt, n);
-    return strstr(r->text, text) != NULL;
+    snprintf(words, sizeof(words), fmt, n);
+    return strstr(text, words) != NULL;
 }
 
 /* ------------------------------------------------------------------------ tests */
 
 TEST(an_object_without_file_and_optimizer_is_an_orphan)
 {
-    struct run r;
     uint64_t oid = make_object(3 * HT_MIB + 5);
 
-    begin_run(&r);
-    read_all(&r);
-    end_run(&r);
-    ck_assert_uint_eq(r.f.problems, 1);
-    ck_assert_uint_eq(count_code(&r, "REF-ORPHAN"), 1);
-    ck_assert(says(&r, "object %llu (4 chunks, 3145733 bytes)", oid));
-    ck_assert_uint_eq(r.f.verified_bytes, 3 * HT_MIB + 5);
-    free(r.text);
+    run();
+    ck_assert_uint_eq(f.problems, 1);
+    ck_assert_uint_eq(count_code("REF-ORPHAN"), 1);
+    ck_assert(says("object %llu (4 chunks, 3145733 bytes)", oid));
+    ck_assert_uint_eq(f.verified_bytes, 3 * HT_MIB + 5);
 }
 
 TEST(an_empty_store_is_clean)
 {
-    struct run r;
-
-    begin_run(&r);
-    read_all(&r);
-    end_run(&r);
-    ck_assert_uint_eq(r.f.problems, 0);
-    ck_assert_uint_eq(r.f.item_count, 0);
-    free(r.text);
+    run();
+    ck_assert_uint_eq(f.problems, 0);
+    ck_assert_uint_eq(f.item_count, 0);
 }
 
 TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
 {
-    struct run r;
-
     make_object(20 * HT_MIB);
-    begin_run(&r);
+    begin_and_read_log();
     dev_fail(dev, HT_IO_READ, 2, false); /* one request of several chunks: each is read again by itself */
-    read_all(&r);
-    ck_assert_uint_eq(r.f.problems, 1); /* the orphan */
-    ck_assert_uint_eq(r.f.verified_bytes, 20 * HT_MIB);
-    r.f.verified_bytes = 0;
+    read_all();
+    ck_assert_uint_eq(f.problems, 1); /* the orphan */
+    ck_assert_uint_eq(f.verified_bytes, 20 * HT_MIB);
+    f.verified_bytes = 0;
     dev_fail(dev, HT_IO_READ, 1, true);
-    read_all(&r);
+    read_all();
     dev_fail(dev, HT_IO_READ, 0, false);
-    end_run(&r);
-    ck_assert_uint_eq(r.f.verified_bytes, 0);
-    ck_assert_uint_eq(count_code(&r, "DATA-READ"), 20);
-    ck_assert(says(&r, "chunk 19 (bytes %llu to 20971519)", 19 * HT_MIB));
-    free(r.text);
+    end_run();
+    ck_assert_uint_eq(f.verified_bytes, 0);
+    ck_assert_uint_eq(count_code("DATA-READ"), 20);
+    ck_assert(says("chunk 19 (bytes %llu to 20971519)", 19 * HT_MIB));
 }
 
 TEST(a_place_that_two_references_claim_is_told_with_both)
 {
-    struct run r;
     uint64_t first = make_object(HT_MIB), second = make_object(HT_MIB), block;
 
-    begin_run(&r);
-    block = r.f.items[0].block + 3;
-    end_run(&r);
-    free(r.text);
+    begin_and_read_log();
+    block = f.items[0].block + 3;
+    end_run();
     teardown();
 
     setup();
     ck_assert_uint_eq(make_object(HT_MIB), first);
     ck_assert_uint_eq(make_object(HT_MIB), second);
     put_reference(second, 1, block);
-    begin_run(&r);
-    read_all(&r);
-    end_run(&r);
-    ck_assert_uint_eq(count_code(&r, "REF-OVERLAP"), 1);
-    ck_assert(says(&r, "\"offset\": %llu", block * HT_BLOCK_BYTES));
-    ck_assert(says(&r, "object %llu without an owner, chunk 0", first));
-    ck_assert(says(&r, "object %llu without an owner, chunk", second));
-    ck_assert_uint_ge(count_code(&r, "DATA-CSUM"), 1);
-    free(r.text);
+    run();
+    ck_assert_uint_eq(count_code("REF-OVERLAP"), 1);
+    ck_assert(says("\"offset\": %llu", block * HT_BLOCK_BYTES));
+    ck_assert(says("object %llu without an owner, chunk 0", first));
+    ck_assert(says("object %llu without an owner, chunk", second));
+    ck_assert_uint_ge(count_code("DATA-CSUM"), 1);
 }
 
 TEST(a_place_outside_the_device_is_told_and_not_read)
 {
-    struct run r;
     uint64_t oid = make_object(HT_MIB);
 
     put_reference(oid, 1, DEVICE_BYTES / HT_BLOCK_BYTES + 7);
-    begin_run(&r);
-    read_all(&r);
-    end_run(&r);
-    ck_assert_uint_eq(count_code(&r, "REF-RANGE"), 1);
-    ck_assert_uint_eq(count_code(&r, "DATA-READ") + count_code(&r, "DATA-CSUM"), 0);
-    ck_assert_uint_eq(r.f.verified_bytes, HT_MIB);
-    free(r.text);
+    run();
+    ck_assert_uint_eq(count_code("REF-RANGE"), 1);
+    ck_assert_uint_eq(count_code("DATA-READ") + count_code("DATA-CSUM"), 0);
+    ck_assert_uint_eq(f.verified_bytes, HT_MIB);
 }
 
 TEST(a_place_of_the_stores_own_is_told)
 {
-    struct run r;
     uint64_t oid = make_object(HT_MIB), log_block = ht_store_super(store)->log_offset[1] / HT_BLOCK_BYTES;
 
     put_reference(oid, 1, HT_SUPER_BLOCK_1);
     put_reference(oid, 2, log_block);
-    begin_run(&r);
-    end_run(&r);
-    ck_assert_uint_eq(count_code(&r, "REF-META"), 2);
-    ck_assert(says(&r, "is that of a superblock", 0) && says(&r, "is that of the log", 0));
-    free(r.text);
+    begin_and_read_log();
+    end_run();
+    ck_assert_uint_eq(count_code("REF-META"), 2);
+    ck_assert(says("is that of a superblock", 0) && says("is that of the log", 0));
 }
 
-static unsigned count_lines(const char *text)
+static unsigned count_lines(const char *p)
 {
     unsigned lines = 0;
 
-    for (; *text; text++)
-        lines += *text == '\n';
+    for (; *p; p++)
+        lines += *p == '\n';
     return lines;
 }
 
@@ -249,12 +237,9 @@ static unsigned count_lines(const char *text)
 TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
 {
     enum { MORE = 1234 };
-    struct ht_fsck f = {.out = NULL};
     struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
-    char *text = NULL;
-    size_t len = 0;
 
-    f.out = open_memstream(&text, &len);
+    f.out = open_memstream(&text, &text_len);
     for (unsigned i = 0; i < HT_FSCK_LINES_MAX + MORE; i++)
         (void)ht_fsck_problem(&f, HT_FSCK_DATA_CSUM, &nowhere, "chunk %u", i);
     (void)ht_fsck_problem(&f, HT_FSCK_REF_ORPHAN, &nowhere, "another");
@@ -263,7 +248,6 @@ TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
     ck_assert_uint_eq(f.problems, HT_FSCK_LINES_MAX + MORE + 1);
     ck_assert_uint_eq(count_lines(text), HT_FSCK_LINES_MAX + 3);
     ck_assert_ptr_nonnull(strstr(text, "\nREF-ORPHAN: another\nDATA-CSUM: ... and 1234 more\nstore: 2235 problems"));
-    free(text);
 }
 
 /* A log may be full of them: the problem has their number. */
@@ -271,8 +255,7 @@ TEST(few_malformed_records_have_a_message_each)
 {
     enum { RECORDS = 1000, LINES_MAX = 30 };
     int saved = dup(STDERR_FILENO), to = memfd_create("messages", 0);
-    static char text[1 << 20];
-    struct run r = {.f = {.dev_count = 1, .out = stdout, .opt.json = true}};
+    static char messages[1 << 20];
     struct ht_tx *tx;
     uint64_t lsn;
 
@@ -281,22 +264,16 @@ TEST(few_malformed_records_have_a_message_each)
         ht_record_put(ht_tx_records(tx), HT_REC_OBJECT, "\1\0\0\0\0\0\0", 8);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(store, lsn), 0);
-    ht_store_close(store); /* as a crash */
-    store = NULL;
-    r.f.devs[0] = dev;
-    ht_json_init(&r.f.json, open_memstream(&r.text, &r.len));
-    ht_json_array(&r.f.json, NULL);
-    ck_assert_int_eq(ht_fsck_pass_super(&r.f), 0);
+    begin_run();
     dup2(to, STDERR_FILENO);
-    ck_assert_int_eq(ht_fsck_pass_log(&r.f), 0);
+    ck_assert_int_eq(ht_fsck_pass_log(&f), 0);
     dup2(saved, STDERR_FILENO);
-    end_run(&r);
-    ck_assert_int_ge(pread(to, text, sizeof(text) - 1, 0), 1);
-    ck_assert_uint_le(count_lines(text), LINES_MAX);
-    ck_assert(says(&r, "%llu records of the log make no sense", RECORDS));
+    end_run();
+    ck_assert_int_ge(pread(to, messages, sizeof(messages) - 1, 0), 1);
+    ck_assert_uint_le(count_lines(messages), LINES_MAX);
+    ck_assert(says("%llu records of the log make no sense", RECORDS));
     close(to);
     close(saved);
-    free(r.text);
 }
 
 RUN_TESTS("fsck passes", .setup = setup, .teardown = teardown)

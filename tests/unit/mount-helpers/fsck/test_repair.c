@@ -72,6 +72,11 @@ static void do_damage(const char *name)
             damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
 }
 
+static uint8_t *copy_of_device(void)
+{
+    return memcpy(test_alloc(SAMPLE_DEVICE_BYTES), ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+}
+
 static void make_damage(const struct damage *d)
 {
     fsck_scenario_begin(d->devices == 2 ? 2 : 1);
@@ -87,7 +92,6 @@ static int run_with_failing_reads(const struct damage *d)
 
         if (tells(d) && strstr(fsck_scenario_text, "1 problem, 1 repaired"))
             return status;
-        harness_free(&fsck_scenario);
         make_damage(d);
     }
     ck_abort_msg("%s is never told", d->name);
@@ -120,7 +124,6 @@ static void check_damage(const struct damage *d)
     } else {
         compare_text(d->name, 2);
     }
-    harness_free(&fsck_scenario);
     if (d->vault)
         damage_remove_vault();
 }
@@ -143,7 +146,6 @@ TEST(a_chunk_that_logged_steps_need_is_not_lost_without_them)
     ck_assert(strstr(fsck_scenario_text, step));
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
     ck_assert(strstr(fsck_scenario_text, "REF-RANGE") && strstr(fsck_scenario_text, step));
-    harness_free(&fsck_scenario);
 }
 
 static void log_steps(const struct damage_ids *ids)
@@ -222,7 +224,6 @@ TEST(space_that_a_replay_lacks_is_told)
             ht_optim_recovered(fsck_scenario.optim);
             ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
         }
-        harness_free(&fsck_scenario);
     }
 }
 
@@ -258,9 +259,8 @@ TEST(every_code_has_a_case)
 TEST(json_says_of_each_problem_whether_it_was_repaired)
 {
     fsck_scenario_begin(1);
-    for (unsigned i = 0; i < damage_count; i++)
-        if (strcmp(damages[i].name, "SB-MAGIC") == 0 || strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
+    do_damage("SB-MAGIC");
+    do_damage("DATA-CSUM");
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, true), HT_FSCK_CORRECTED | HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"repaired\": false"));
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"repaired\": true"));
@@ -269,7 +269,6 @@ TEST(json_says_of_each_problem_whether_it_was_repaired)
     ck_assert_ptr_null(strstr(fsck_scenario_text, "\"repaired\": false"));
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, true), HT_FSCK_CLEAN);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"lost_chunks\": 1"));
-    harness_free(&fsck_scenario);
 }
 
 /* One problem after the other, as of a store of which nothing is right. */
@@ -313,61 +312,44 @@ TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
 TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
 {
     fsck_scenario_begin(1);
-    for (unsigned i = 0; i < damage_count; i++)
-        if (strcmp(damages[i].name, "LOG-FRAME-each") == 0)
-            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
-    uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    do_damage("LOG-FRAME-each");
+    const uint8_t *before = copy_of_device();
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
     ck_assert_ptr_null(strstr(fsck_scenario_text, "LOG-ALL"));
     ck_assert_ptr_nonnull(
         strstr(fsck_scenario_text, "LOG-FRAME: both copies of the log are damaged, but not in the same places"));
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "1 problem"));
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
-    free(before);
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_CORRECTED);
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    harness_free(&fsck_scenario);
 }
 
 /* A device may return the right bytes the next time. */
 TEST(preening_keeps_what_reads_wrong_today)
 {
     fsck_scenario_begin(1);
-    uint8_t *ram = ht_dev_ram_data(fsck_scenario.dev[0]), *right = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(right, ram, SAMPLE_DEVICE_BYTES);
-    for (unsigned i = 0; i < damage_count; i++)
-        if (strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
+    const uint8_t *right = copy_of_device();
+    do_damage("DATA-CSUM");
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left: only -y would mark the chunk lost"));
-    memcpy(ram, right, SAMPLE_DEVICE_BYTES);
-    free(right);
+    memcpy(ht_dev_ram_data(fsck_scenario.dev[0]), right, SAMPLE_DEVICE_BYTES);
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
     ck_assert_ptr_null(strstr(fsck_scenario_text, "lost"));
-    harness_free(&fsck_scenario);
 }
 
 /* -p gives up nothing and guesses nothing; the rest of the store it does not touch then. */
 TEST(what_needs_a_decision_is_left_by_preening)
 {
-    static const char *const names[] = {"LOG-RECORD", "REF-RANGE"};
-
     fsck_scenario_begin(1);
-    for (unsigned n = 0; n < HT_ARRAY_SIZE(names); n++)
-        for (unsigned i = 0; i < damage_count; i++)
-            if (strcmp(damages[i].name, names[n]) == 0)
-                damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
-    uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    do_damage("LOG-RECORD");
+    do_damage("REF-RANGE");
+    const uint8_t *before = copy_of_device();
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left: only -y would leave them out"));
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left, because of the problems left above: mark the chunk lost"));
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
-    free(before);
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
-    harness_free(&fsck_scenario);
 }
 
 /* Also where another problem would be repaired without a loss, such as a bad copy of the superblock. */
@@ -380,8 +362,7 @@ TEST_LOOP(a_store_of_a_newer_version_is_checked_and_never_written, 3)
     do_damage(names[_i]);
     if (_i == 2)
         do_damage("SB-CSUM");
-    uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    const uint8_t *before = copy_of_device();
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(fsck_scenario_text, _i == 2 ? "3 problems" : "2 problems"));
     for (enum ht_fsck_mode mode = HT_FSCK_PREEN; mode <= HT_FSCK_YES; mode++) {
@@ -393,8 +374,6 @@ TEST_LOOP(a_store_of_a_newer_version_is_checked_and_never_written, 3)
     ck_assert_int_eq(harness_open(&fsck_scenario, 1), -EPROTONOSUPPORT);
     ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
-    free(before);
-    harness_free(&fsck_scenario);
 }
 
 /* What no file has may belong to what the program does not know. */
@@ -407,7 +386,6 @@ TEST(content_is_no_orphan_beside_records_that_nothing_knows)
     do_damage("LOG-TYPE");
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
     ck_assert_ptr_null(strstr(fsck_scenario_text, "REF-ORPHAN"));
-    harness_free(&fsck_scenario);
 }
 
 /* Makes one chunk name the place of another, and repairs. Returns the number of unchanged items. */
@@ -428,7 +406,6 @@ static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_
     ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
     kept = fsck_scenario_count(&fsck_scenario_stores[0], &errors);
     fsck_scenario_go_on();
-    harness_free(&fsck_scenario);
     return kept;
 }
 
@@ -487,7 +464,6 @@ TEST(of_any_two_damages_nothing_is_left)
                       fsck_scenario_text);
         (void)fsck_scenario_count(&fsck_scenario_stores[0], &errors);
         fsck_scenario_go_on();
-        harness_free(&fsck_scenario);
     }
 }
 
@@ -518,10 +494,9 @@ TEST(of_any_records_nothing_is_left)
         ck_assert_msg(status == HT_FSCK_CLEAN, "log %u, second run: exit %d\n%s", i, status, fsck_scenario_text);
         (void)fsck_scenario_count(&fsck_scenario_stores[0], &errors);
         fsck_scenario_go_on();
-        harness_free(&fsck_scenario);
     }
     ht_buf_free(&records);
     printf("%u random logs, %u of them clean\n", logs, clean);
 }
 
-RUN_TESTS("fsck repairs", .once = fsck_scenario_setup, .timeout_s = 600)
+RUN_TESTS("fsck repairs", .once = fsck_scenario_setup, .teardown = fsck_scenario_end, .timeout_s = 600)

@@ -230,8 +230,6 @@ TEST_LOOP(abort_and_crash_drop_the_sums, 2)
 /* More sums than memory: they spill, and are counted. */
 TEST(sums_that_do_not_fit_in_memory_spill)
 {
-    struct ht_store_stats st;
-
     w.device_bytes = 384ull * MIB;
     fixture_open_as(&w, "adamw lr=1e-2 accumulate=3", 3);
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
@@ -244,8 +242,7 @@ TEST(sums_that_do_not_fit_in_memory_spill)
     apply_sums(1);
     check_all(&w);
     ck_assert_uint_eq(fixture_stat(&w).sum_stored_bytes, 0);
-    ht_store_stats(w.s, &st);
-    ck_assert_uint_le(st.dram_used_bytes, w.dram_bytes);
+    ck_assert_uint_le(store_stats().dram_used_bytes, w.dram_bytes);
 }
 
 static void configure(const char *text)
@@ -314,12 +311,10 @@ TEST(space_for_sums_is_reserved_by_the_first_gradient)
 /* By a reset, or by the abort of its first step. */
 TEST_LOOP(with_the_state_goes_the_space_for_sums, 2)
 {
-    struct ht_store_stats before, after;
-
     fixture_open_as(&w, "sgd lr=1e-2 accumulate=3", 2);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    ht_store_stats(w.s, &before);
+    uint64_t reserved = store_stats().reserved_bytes;
     write_passes(GRADIENTS, true);
     if (_i) {
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -328,8 +323,7 @@ TEST_LOOP(with_the_state_goes_the_space_for_sums, 2)
     } else {
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     }
-    ht_store_stats(w.s, &after);
-    ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
+    ck_assert_uint_eq(store_stats().reserved_bytes, reserved);
 }
 
 TEST(another_size_has_another_sum)

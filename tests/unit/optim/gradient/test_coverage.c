@@ -37,7 +37,6 @@ static void done(void)
     if (!w.s) /* a test has closed it */
         return;
     ht_grad_release(g);
-    free(bytes);
     check_all(&w);
     fixture_close(&w);
 }
@@ -289,14 +288,11 @@ TEST(more_pieces_than_allowed_are_refused)
 
 TEST_LOOP(gradients_take_no_space_when_applied, 2)
 {
-    struct ht_store_stats st;
-
     begin(_i ? HT_DTYPE_BF16 : HT_DTYPE_F32);
     write_ok(0, p->n * dtype_bytes(p->grad_dtype));
     end_step();
-    ht_store_stats(w.s, &st);
     /* The parameter and two states are resident; nothing else is. */
-    ck_assert_uint_le(st.dram_used_bytes, 3 * 4 * (uint64_t)HT_SMALL_CHUNK_BYTES);
+    ck_assert_uint_le(store_stats().dram_used_bytes, 3 * 4 * (uint64_t)HT_SMALL_CHUNK_BYTES);
 }
 
 /* ----------------------------------------------------------------- waiting */
@@ -503,8 +499,8 @@ TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
     w.dram_bytes = 64ull * MIB;
     begin_with(3, HT_DTYPE_F32, 1 << 20);
     struct ht_param_desc desc = fixture_desc(p);
-    float *moment = malloc(p->n * 4), *got = malloc(p->n * 4);
-    uint8_t *zeros = calloc(p->n, 4);
+    float *moment = test_alloc(p->n * 4), *got = test_alloc(p->n * 4);
+    uint8_t *zeros = test_alloc(p->n * 4);
     for (unsigned round = 0; round < 30; round++) {
         float value = round % 2 ? -1000.0f - round : 1000.0f + round;
         pthread_t stepper;
@@ -519,11 +515,7 @@ TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
         pthread_join(stepper, NULL);
         check_moment(&desc, got, value);
     }
-    free(zeros);
-    free(moment);
-    free(got);
     ht_grad_release(g);
-    free(bytes);
     fixture_close(&w);
 }
 
@@ -537,7 +529,7 @@ static void *write_moment(void *arg)
 
 static float *filled(float value)
 {
-    float *all = malloc(p->n * 4);
+    float *all = test_alloc(p->n * 4);
 
     for (uint64_t i = 0; i < p->n; i++)
         all[i] = value;
@@ -553,7 +545,7 @@ TEST(an_update_waits_for_state_that_is_being_written)
     w.config = "adamw lr=1e-2 weight_decay=0";
     begin_with(3, HT_DTYPE_F32, 57344);
     float *first = filled(1000), *second = filled(2000), *got = filled(0);
-    uint8_t *zeros = calloc(p->n, 4);
+    uint8_t *zeros = test_alloc(p->n * 4);
     struct ht_param_desc desc = fixture_desc(p);
     write_moment(first);
     struct ht_param *param = ht_opt_param_get(w.o, p->oid);
@@ -571,12 +563,7 @@ TEST(an_update_waits_for_state_that_is_being_written)
     ck_assert(got[0] < 1900);
     ht_obj_put(slow);
     ht_opt_param_put(param);
-    free(first);
-    free(second);
-    free(got);
-    free(zeros);
     ht_grad_release(g);
-    free(bytes);
     fixture_close(&w);
 }
 

@@ -63,11 +63,9 @@ TEST(what_is_written_and_not_closed_is_not_handed_over)
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     ck_assert_uint_eq(fixture_stat(&w).updated_elements, 0);
     check_all(&w);
-    uint8_t *zeros = calloc(1, 100001), *got = malloc(100001);
+    uint8_t *zeros = test_alloc(100001), *got = test_alloc(100001);
     ck_assert_int_eq(ht_grad_read(g, 0, got, 100001), 100001);
     ck_assert_mem_eq(got, zeros, 100001);
-    free(zeros);
-    free(got);
     whole_step();
     drop_ok(); /* there is nothing */
     drop_ok();

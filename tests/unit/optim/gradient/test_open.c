@@ -18,11 +18,6 @@ static void setup(void)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
 
-static void teardown(void)
-{
-    fixture_close(&w);
-}
-
 /* An open gradient of either kind. */
 struct opener {
     struct ht_grad *grad;
@@ -145,4 +140,4 @@ TEST(a_sparse_one_without_an_object_is_not_counted)
     delete_objects(all, count);
 }
 
-RUN_TESTS("open", .setup = setup, .teardown = teardown, .timeout_s = 300, .memory = memory_keep)
+RUN_TESTS("open", .setup = setup, .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

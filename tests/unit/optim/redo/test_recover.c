@@ -475,7 +475,7 @@ TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
     size_t len = p->n * 4;
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     train(1);
-    uint8_t *full = malloc(len);
+    uint8_t *full = test_alloc(len);
     memcpy(full, p->p, len);
     train(STEPS - 1);
     crash_and_hold();
@@ -492,7 +492,6 @@ TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
     ck_assert_int_eq(memcmp(mapped, full, len), 0);
     munmap((void *)(uintptr_t)mapped, len);
     ht_obj_shm_close(p->obj);
-    free(full);
     crash_and_mount();
     wait_and_check();
 }

@@ -33,36 +33,12 @@ static void begin(const char *config, unsigned threads)
     fixture_begin_mixed(&w, config, threads);
 }
 
-/* Not every parameter has a gradient in each step. */
-static void send_pass(unsigned step, unsigned pass)
-{
-    for (unsigned i = 0; i < w.params; i++)
-        if ((step + i) % 5 != 4)
-            fixture_send(&w, i, step, pass);
-}
-
-static void send(unsigned step)
-{
-    unsigned passes = fixture_config(w.config).accumulate;
-
-    for (unsigned pass = 0; pass < passes; pass++)
-        send_pass(step, pass);
-}
-
-static void train(unsigned first, unsigned last)
-{
-    for (unsigned step = first; step <= last; step++) {
-        send(step);
-        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    }
-}
-
 /* The model after each step of a run without logged steps. */
 static void undisturbed(const char *config, unsigned steps, uint64_t hash[])
 {
     begin(config, 2);
     for (unsigned step = 1; step <= steps; step++) {
-        train(step, step);
+        fixture_train(&w, step, step);
         hash[step] = fixture_hash(&w);
     }
     fixture_close(&w);
@@ -98,7 +74,7 @@ TEST_LOOP(a_crash_loses_no_step, HT_ARRAY_SIZE(ways))
     undisturbed(ways[_i].plain, STEPS, hash);
     for (unsigned crash = 2 - _i % 2; crash < STEPS; crash += 3) {
         begin(ways[_i].redo, 1 + crash % 2);
-        train(1, crash);
+        fixture_train(&w, 1, crash);
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
         ck_assert(fixture_hash(&w) == hash[crash]);
         size_t logged = logged_steps();
@@ -107,7 +83,7 @@ TEST_LOOP(a_crash_loses_no_step, HT_ARRAY_SIZE(ways))
         ck_assert_uint_eq(fixture_stat(&w).durable_step, crash);
         ck_assert_uint_eq(logged_steps(), logged); /* as if nothing had happened */
         ck_assert(fixture_hash(&w) == hash[crash]);
-        train(crash + 1, STEPS);
+        fixture_train(&w, crash + 1, STEPS);
         crash_and_mount();
         ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
         ck_assert(fixture_hash(&w) == hash[STEPS]);
@@ -311,10 +287,10 @@ TEST_LOOP(incomplete_sums_are_logged, 2)
         snprintf(text, sizeof(text), "%s%s", config[_i], redo ? " redo=on durable_every=100" : "");
         begin(text, 2);
         for (unsigned step = 1; step <= 4; step++) {
-            send(1);
+            fixture_send_most(&w, 1);
             ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
             for (unsigned pass = 0; pass < 2; pass++)
-                send_pass(2 + step, pass);
+                fixture_send_pass(&w, 2 + step, pass);
             struct ht_param_desc desc = fixture_desc(&w.param[1]);
             uint8_t some[8000];
             struct ht_grad *g;

@@ -69,7 +69,7 @@ TEST(tiny_gradients_are_logged_together)
     struct ht_dev_counters before, after;
 
     count = getenv("HITRAIN_LONG") ? MANY : FEW;
-    oid = calloc(count, sizeof(*oid));
+    oid = test_alloc(count * sizeof(*oid));
     w.device_bytes = 64ull * MIB + 32768ull * count;
     w.dram_bytes = 16 * MIB + (uint64_t)FEW * HT_SMALL_CHUNK_BYTES;
     fixture_open_as(&w, "sgd lr=1 redo=on durable_every=100", 2);
@@ -93,7 +93,6 @@ TEST(tiny_gradients_are_logged_together)
     ck_assert_uint_eq(fixture_stat(&w).step, STEPS);
     check_params(STEPS);
     fixture_close(&w);
-    free(oid);
 }
 
 static atomic_bool sent;
@@ -121,13 +120,12 @@ static uint64_t waiting(bool *out_full)
 TEST(tiny_gradients_wait_in_memory)
 {
     struct ht_dev_counters before, after;
-    struct ht_store_stats st;
     bool full = false;
     pthread_t sender;
     uint64_t n = 0;
 
     count = 200;
-    oid = calloc(count, sizeof(*oid));
+    oid = test_alloc(count * sizeof(*oid));
     w.dram_bytes = 16 * MIB;
     fixture_open_as(&w, "sgd lr=1", 2);
     make_params();
@@ -140,16 +138,14 @@ TEST(tiny_gradients_wait_in_memory)
         usleep(1000);
     }
     ht_dev_counters(w.dev, &after);
-    ht_store_stats(w.s, &st);
     ck_assert_msg(full && !sent, "%llu gradients wait", (unsigned long long)n);
-    ck_assert_uint_le(n * HT_SMALL_CHUNK_BYTES, st.dram_passing_bytes / 2);
+    ck_assert_uint_le(n * HT_SMALL_CHUNK_BYTES, store_stats().dram_passing_bytes / 2);
     ck_assert_uint_eq(after.writes, before.writes);
     set_hold(&w, false);
     pthread_join(sender, NULL);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     check_params(1);
     fixture_close(&w);
-    free(oid);
 }
 
 RUN_TESTS("logged steps of many parameters", .timeout_s = 300, .quiet = ERRORS_ONLY, .memory = memory_keep)

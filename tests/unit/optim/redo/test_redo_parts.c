@@ -64,22 +64,6 @@ static void begin(void)
     begin_as(0, 2);
 }
 
-static void send(unsigned step)
-{
-    for (unsigned pass = 0; pass < fixture_config(w.config).accumulate; pass++)
-        for (unsigned i = 0; i < w.params; i++)
-            if ((step + i) % 5 != 4)
-                fixture_send(&w, i, step, pass);
-}
-
-static void train(unsigned first, unsigned last)
-{
-    for (unsigned step = first; step <= last; step++) {
-        send(step);
-        ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
-    }
-}
-
 /* The replay goes on for a while that no test chooses. */
 static void crash_and_begin(unsigned yields)
 {
@@ -148,7 +132,7 @@ TEST(content_is_read_once)
     uint64_t read;
 
     begin();
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     crash_and_mount();
     ck_assert_uint_gt(parts(), 3);
@@ -177,7 +161,7 @@ static void send_thin(void)
 TEST(one_step_is_read_once_for_all_parts)
 {
     begin();
-    train(1, FULL);
+    fixture_train(&w, 1, FULL);
     send_thin();
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
@@ -205,13 +189,13 @@ TEST(content_with_room_is_one_part)
 TEST_LOOP(parts_have_the_same_bits, HT_ARRAY_SIZE(ways))
 {
     begin_as((unsigned)_i, 1 + _i % 2);
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     sections = NULL; /* a replay asks nobody for words */
     crash_and_mount();
     ck_assert_uint_gt(parts(), 1);
     check(STEPS, hash);
-    train(STEPS + 1, STEPS + 1); /* it goes on as if nothing had happened */
+    fixture_train(&w, STEPS + 1, STEPS + 1); /* it goes on as if nothing had happened */
     hash = fixture_hash(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     crash_and_mount();
@@ -221,7 +205,7 @@ TEST_LOOP(parts_have_the_same_bits, HT_ARRAY_SIZE(ways))
 TEST(a_crash_in_any_part_begins_again)
 {
     begin();
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     for (unsigned yields = 16; yields < 1 << 14; yields *= 4)
         crash_and_begin(yields);
@@ -232,9 +216,9 @@ TEST(a_crash_in_any_part_begins_again)
 TEST(an_abort_computes_parts)
 {
     begin();
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
-    send(STEPS + 1);
+    fixture_send_most(&w, STEPS + 1);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0); /* its updates have run */
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     ck_assert_uint_gt(parts(), 1);
@@ -245,7 +229,7 @@ TEST(an_abort_computes_parts)
 TEST_LOOP(a_parameter_is_deleted_beside_parts, 4)
 {
     begin();
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     crash_and_begin(16u << 2 * _i);
     fixture_delete(&w, 2);
@@ -260,9 +244,9 @@ TEST_LOOP(a_parameter_is_deleted_beside_parts, 4)
 TEST(a_failure_in_a_later_part_leaves_the_full_step)
 {
     begin();
-    train(1, FULL);
+    fixture_train(&w, 1, FULL);
     uint64_t full = fixture_stored_hash(&w);
-    train(FULL + 1, STEPS);
+    fixture_train(&w, FULL + 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     fixture_crash(&w);
     w.before_start = hold_updates;
@@ -309,7 +293,7 @@ TEST(a_range_that_the_parameter_lacks_is_refused)
     static const uint64_t ranges[] = {7, 20, 40, UINT32_MAX};
 
     begin();
-    train(1, STEPS);
+    fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(ranges); i++) {
         const struct ht_redo_step s = last_step(&w);

@@ -94,7 +94,7 @@ TEST_LOOP(other_texts_are_refused_by_name, HT_ARRAY_SIZE(wrong))
 /* A text is as long as an attribute may be, and every message ends. */
 TEST(texts_of_any_length_are_read)
 {
-    char *text = calloc(1, HT_OPTIM_SECTIONS_TEXT_MAX + 1);
+    char *text = test_alloc(HT_OPTIM_SECTIONS_TEXT_MAX + 1);
     size_t len = 0, count = 0;
 
     while (len + 24 < HT_OPTIM_SECTIONS_TEXT_MAX)
@@ -105,7 +105,6 @@ TEST(texts_of_any_length_are_read)
     memcpy(text, "0:9 ", 4);
     ck_assert_int_eq(parse("adamw", text), -EINVAL);
     ck_assert(strstr(err, "0:9: ") == err && memchr(err, '\0', sizeof(err)));
-    free(text);
     ht_optim_sections_free(&found);
 }
 

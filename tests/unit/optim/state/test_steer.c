@@ -240,9 +240,4 @@ TEST(a_claim_is_taken_over_by_name_only)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
 
-static void close_fixture(void)
-{
-    fixture_close(&w);
-}
-
-RUN_TESTS("steer", .teardown = close_fixture, .timeout_s = 300, .memory = memory_keep)
+RUN_TESTS("steer", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -240,12 +240,14 @@ static inline float random_value(struct fixture *w)
 
 static inline void put_value(void *array, uint8_t dtype, uint64_t i, float x)
 {
-    uint16_t half = dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(x) : ht_f32_to_f16(x);
+    uint16_t half;
 
-    if (dtype_bytes(dtype) == 2)
-        memcpy((uint8_t *)array + 2 * i, &half, 2);
-    else
+    if (dtype_bytes(dtype) != 2) {
         memcpy((uint8_t *)array + 4 * i, &x, 4);
+        return;
+    }
+    half = dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(x) : ht_f32_to_f16(x);
+    memcpy((uint8_t *)array + 2 * i, &half, 2);
 }
 
 static inline struct ht_param_desc fixture_desc(const struct test_param *p)
@@ -310,7 +312,6 @@ static inline void fixture_begin_mixed(struct fixture *w, const char *config, un
     ck_assert_int_eq(ht_optim_commit(w->o, ROOT), 0);
 }
 
-/* Of parameters and all their state. */
 /* Of the content of parameters as the store has it, also where no reader may see it. */
 static inline uint64_t fixture_stored_hash(struct fixture *w)
 {
@@ -327,6 +328,7 @@ static inline uint64_t fixture_stored_hash(struct fixture *w)
     return hash;
 }
 
+/* Of parameters and all their state. */
 static inline uint64_t fixture_hash(struct fixture *w)
 {
     uint64_t hash = 0;
@@ -419,11 +421,20 @@ static inline void fixture_send(struct fixture *w, unsigned i, unsigned step, un
 }
 
 /* Not every parameter has a gradient in each step. */
-static inline void fixture_send_most(struct fixture *w, unsigned step)
+static inline void fixture_send_pass(struct fixture *w, unsigned step, unsigned pass)
 {
     for (unsigned i = 0; i < w->params; i++)
         if ((step + i) % 5 != 4)
-            fixture_send(w, i, step, 0);
+            fixture_send(w, i, step, pass);
+}
+
+/* All passes of a step. */
+static inline void fixture_send_most(struct fixture *w, unsigned step)
+{
+    unsigned passes = fixture_config(w->config).accumulate;
+
+    for (unsigned pass = 0; pass < passes; pass++)
+        fixture_send_pass(w, step, pass);
 }
 
 /* Content that leaves so many bytes free, about. */
@@ -679,10 +690,10 @@ static inline void fixture_add(float *sum, const struct test_param *p, const uin
     }
 }
 
-static inline uint64_t protected_bytes(void)
+static inline struct ht_store_stats store_stats(void)
 {
     struct ht_store_stats st;
 
     ht_store_stats(w.s, &st);
-    return st.dram_protected_bytes;
+    return st;
 }

@@ -57,11 +57,11 @@ static size_t kept_bytes(const struct test_param *p)
     return reader.bf16 ? 2 : dtype_bytes(p->dtype);
 }
 
-/* The bytes of the parameter as the reader has them; the caller frees them. */
+/* The bytes of the parameter as the reader has them. */
 static uint8_t *read_param(const struct test_param *p)
 {
     size_t bytes = p->n * dtype_bytes(p->dtype);
-    uint8_t *now = malloc(bytes);
+    uint8_t *now = test_alloc(bytes);
 
     ck_assert_int_eq(ht_obj_read(p->obj, 0, now, bytes), (ssize_t)bytes);
     for (uint64_t i = 0; i < p->n && kept_bytes(p) != dtype_bytes(p->dtype); i++) {
@@ -73,10 +73,8 @@ static uint8_t *read_param(const struct test_param *p)
 
 static void take_model(void)
 {
-    for (unsigned i = 0; i < w.params; i++) {
-        free(reader.param[i]);
+    for (unsigned i = 0; i < w.params; i++)
         reader.param[i] = read_param(&w.param[i]);
-    }
 }
 
 static struct test_param *param_of(uint64_t oid)
@@ -99,7 +97,7 @@ static uint64_t index_at(const uint8_t *indices, size_t bytes, uint64_t k)
 /* Reads in pieces of any size. */
 static uint8_t *read_in_pieces(struct ht_delta *d, size_t i, bool values, uint64_t bytes)
 {
-    uint8_t *all = malloc(bytes + 8);
+    uint8_t *all = test_alloc(bytes + 8);
     uint64_t at = 0;
 
     while (at < bytes) {
@@ -134,8 +132,6 @@ static void apply_change(struct ht_delta *d, size_t i)
         memcpy(mine + e * size, value + k * size, size);
     }
     reader.changed += c.changed;
-    free(index);
-    free(value);
 }
 
 /* Goes on to the last step, and then has the parameters. */
@@ -165,7 +161,6 @@ static void follow(void)
         uint8_t *now = read_param(&w.param[i]);
         ck_assert_msg(!memcmp(now, reader.param[i], w.param[i].n * kept_bytes(&w.param[i])),
                       "parameter %u at step %llu", i, (unsigned long long)s.last);
-        free(now);
     }
 }
 
@@ -177,8 +172,6 @@ static void begin(const char *config, unsigned threads)
 
 static void end(void)
 {
-    for (unsigned i = 0; i < PARAMS_MAX; i++)
-        free(reader.param[i]);
     reader = (struct reader){0};
     fixture_end();
 }
@@ -245,7 +238,6 @@ TEST(sums_of_gradients_and_partial_ones_have_deltas)
         g = open_grad(&w, &w.param[0]);
         write_all(g, 4 * 5000, bytes, 4 * 40000);
         close_grad(g);
-        free(bytes);
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
         struct ht_delta *d = open_delta(2 * step);
         struct ht_delta_stat st;
@@ -269,7 +261,7 @@ TEST(nan_and_negative_zero_are_compared_by_their_bits)
     begin("sgd lr=0.5 delta=on delta_max=1", 1);
     fixture_train(&w, 1, 2);
     ck_assert_int_eq(ht_obj_write(w.param[0].obj, 4000, odd, sizeof(odd)), sizeof(odd));
-    uint8_t *zeros = calloc(w.param[0].n, 4);
+    uint8_t *zeros = test_alloc(w.param[0].n * 4);
     write_gradient(&w, &w.param[0], zeros);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(base_of(3), 0);
@@ -292,8 +284,6 @@ TEST(nan_and_negative_zero_are_compared_by_their_bits)
         named |= UINT64_C(1) << (index_at(index, 4, k) - 1000);
     ck_assert_uint_eq(named, UINT64_C(1) << 3);
     ht_optim_delta_close(d);
-    free(index);
-    free(zeros);
 }
 
 /* Few elements of a large parameter, in the first and in the last of its ranges, and across pieces. */
@@ -301,7 +291,7 @@ TEST(a_delta_takes_at_most_seven_bytes_for_an_element)
 {
     enum { N = 700001 };
     struct test_param *p = open_with_param("sgd lr=0.5 delta=on delta_keep=4", 2, N);
-    uint8_t *g = calloc(N, 4);
+    uint8_t *g = test_alloc(N * 4);
     const float one = 1;
 
     for (unsigned step = 1; step <= 6; step++) {
@@ -313,7 +303,6 @@ TEST(a_delta_takes_at_most_seven_bytes_for_an_element)
         follow();
         memset(g, 0, 4 * N);
     }
-    free(g);
     ck_assert_uint_eq(steps().first, 3);
     uint64_t content = 0;
     lock(w.o);
@@ -332,7 +321,7 @@ TEST(a_delta_takes_at_most_seven_bytes_for_an_element)
 TEST(a_step_that_changes_too_much_is_whole_and_the_next_one_is_not)
 {
     struct test_param *p = open_with_param("sgd lr=0.5 delta=on delta_max=0.01", 2, 300000);
-    uint8_t *g = calloc(p->n, 4);
+    uint8_t *g = test_alloc(p->n * 4);
     const float one = 1;
 
     for (unsigned step = 1; step <= 8; step++) {
@@ -347,7 +336,6 @@ TEST(a_step_that_changes_too_much_is_whole_and_the_next_one_is_not)
         follow();
     }
     ck_assert_uint_eq(reader.wholes, 3);
-    free(g);
 }
 
 /* A model of which each step changes all is noted in one of 16 steps, until one changes less. */
@@ -398,7 +386,7 @@ TEST(the_words_bound_what_is_kept)
     ck_assert_uint_eq(steps().first, 9);
     struct ht_delta_change change;
     change = *ht_optim_delta_change(d, 0);
-    free(read_in_pieces(d, 0, true, change.changed * dtype_bytes(change.dtype)));
+    (void)read_in_pieces(d, 0, true, change.changed * dtype_bytes(change.dtype));
     ht_optim_delta_close(d);
     c.delta = false;
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
@@ -440,7 +428,7 @@ TEST(a_full_store_gives_deltas_up_first)
     /* A reader has it still. */
     struct ht_delta_change c;
     c = *ht_optim_delta_change(d, 0);
-    free(read_in_pieces(d, 0, false, c.changed * 4));
+    (void)read_in_pieces(d, 0, false, c.changed * 4);
     ht_optim_delta_close(d);
     follow();
 }

@@ -45,17 +45,6 @@ static void begin(unsigned bits)
     begin_as(config_of(bits));
 }
 
-static void end(void)
-{
-    for (unsigned i = 0; i < PARAMS; i++)
-        for (unsigned k = 0; k < ADAMW_STATES; k++) {
-            free(value[i][k]);
-            value[i][k] = NULL;
-        }
-    if (w.s)
-        fixture_close(&w);
-}
-
 static ssize_t write_state(unsigned i, unsigned k, uint64_t first, uint64_t n, const float *x)
 {
     struct ht_param_desc desc = fixture_desc(&w.param[i]);
@@ -82,7 +71,7 @@ static void write_all_states(void)
     for (unsigned i = 0; i < PARAMS; i++) {
         for (unsigned k = 0; k < ADAMW_STATES; k++) {
             uint64_t n = w.param[i].n;
-            float *x = value[i][k] = malloc(n * 4);
+            float *x = value[i][k] = test_alloc(n * 4);
             for (uint64_t e = 0; e < n; e++)
                 x[e] = random_state(k);
             ck_assert_int_eq(write_state(i, k, 0, n, x), (ssize_t)(n * 4));
@@ -114,7 +103,7 @@ static void check_states(const unsigned *bits)
     ht_store_verify(w.s, false);
     for (unsigned i = 0; i < PARAMS; i++) {
         const struct test_param *p = &w.param[i];
-        float *want = malloc(p->n * 4), *got = malloc(p->n * 4);
+        float *want = test_alloc(p->n * 4), *got = test_alloc(p->n * 4);
         for (unsigned k = 0; k < ADAMW_STATES; k++) {
             memcpy(want, value[i][k], p->n * 4);
             for (const unsigned *b = bits; *b; b++)
@@ -122,8 +111,6 @@ static void check_states(const unsigned *bits)
             read_state(i, k, 0, p->n, got);
             ck_assert_msg(!memcmp(got, want, p->n * 4), "%s of parameter %u differs", words[k], i);
         }
-        free(want);
-        free(got);
     }
 }
 
@@ -483,7 +470,7 @@ TEST_LOOP(the_superblock_says_that_there_are_forms, 2)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ck_assert(!is_marked(&w, HT_FEAT_REFUSE_FORMS));
     if (_i) { /* new state, not converted */
-        end();
+        fixture_close(&w);
         begin(16);
         write_all_states();
         ck_assert(is_marked(&w, HT_FEAT_REFUSE_FORMS));
@@ -524,4 +511,4 @@ TEST(an_asynchronous_step_converts)
     check_all(&w);
 }
 
-RUN_TESTS("forms", .teardown = end, .timeout_s = 300)
+RUN_TESTS("forms", .teardown = fixture_end, .timeout_s = 300)

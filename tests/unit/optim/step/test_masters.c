@@ -204,7 +204,7 @@ static float *begin_alike(struct ht_optim_config *c)
         put_value(p->p, p->dtype, i, 1.0f);
     forget_state(p);
     ck_assert_int_eq(ht_obj_write(p->obj, 0, p->p, p->n * 2), (ssize_t)(p->n * 2));
-    float *g = malloc(p->n * 4);
+    float *g = test_alloc(p->n * 4);
     for (uint64_t i = 0; i < p->n; i++) {
         g[i] = 0x1p-11f;
         p->master[i] = 1 - 0x1p-12f;
@@ -237,7 +237,6 @@ TEST(a_reader_never_sees_half_a_step)
     over = true;
     pthread_join(reader, NULL);
     commit_and_check();
-    free(g);
 }
 
 TEST(a_reader_never_sees_half_an_abort)
@@ -257,7 +256,6 @@ TEST(a_reader_never_sees_half_an_abort)
     over = true;
     pthread_join(reader, NULL);
     check_all(&w);
-    free(g);
 }
 
 /* ---------------------------------------------------------------- older ones */

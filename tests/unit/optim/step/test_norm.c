@@ -312,7 +312,7 @@ TEST_LOOP(waiting_gradients_stay_in_memory, 2)
     uint64_t before = gradients_written();
     for (unsigned step = 0; step < 3; step++) {
         large_step();
-        ck_assert_uint_le(protected_bytes(), 12 * MIB);
+        ck_assert_uint_le(store_stats().dram_protected_bytes, 12 * MIB);
     }
     ck_assert_uint_eq(gradients_written(), before);
     ht_store_verify(w.s, false);
@@ -326,11 +326,10 @@ TEST_LOOP(waiting_gradients_stay_in_memory, 2)
 TEST_LOOP(the_backlog_ends_before_the_store_writes_ahead, 4)
 {
     static const uint64_t tiers[] = {8, 16, 64, 256};
-    struct ht_store_stats st;
 
     w.dram_bytes = tiers[_i] * MIB;
     fixture_open_as(&w, "adamw lr=1e-2", 1);
-    ht_store_stats(w.s, &st);
+    struct ht_store_stats st = store_stats();
     ck_assert_uint_eq(st.dram_passing_bytes, tiers[_i] < 128 ? w.dram_bytes / 4 : 32 * MIB);
     ck_assert_uint_ge(w.o->backlog_bytes_max, MIB);
     ck_assert(w.o->backlog_bytes_max == MIB || w.o->backlog_bytes_max < st.dram_passing_bytes / 2);
@@ -342,7 +341,6 @@ TEST_LOOP(the_backlog_ends_before_the_store_writes_ahead, 4)
  */
 TEST(a_gradient_gets_room_from_the_protected_set)
 {
-    struct ht_store_stats st;
     uint64_t least = UINT64_MAX;
 
     w.dram_bytes = 32 * MIB;
@@ -352,14 +350,12 @@ TEST(a_gradient_gets_room_from_the_protected_set)
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 16 * MIB / 4, HT_CHUNK_BYTES);
     for (unsigned step = 0; step < 3; step++) {
         large_step();
-        ht_store_stats(w.s, &st);
-        least = ht_min_u64(least, st.dram_protectable_bytes);
+        least = ht_min_u64(least, store_stats().dram_protectable_bytes);
     }
     ck_assert_uint_le(least, 22 * MIB);
     configure("adamw lr=1e-2 max_grad_norm=1");
     large_step();
-    ht_store_stats(w.s, &st);
-    ck_assert_uint_eq(st.dram_protectable_bytes, 24 * MIB);
+    ck_assert_uint_eq(store_stats().dram_protectable_bytes, 24 * MIB);
     ht_store_verify(w.s, false);
 }
 

@@ -88,8 +88,6 @@ TEST_LOOP(every_rule_and_pair_of_dtypes_steps, HT_ARRAY_SIZE(rules))
 
 TEST(what_does_not_fit_in_memory_streams)
 {
-    struct ht_store_stats st;
-
     fast_pass = true;
     w.threads = 3;
     w.device_bytes = 384ull * MIB;
@@ -97,7 +95,7 @@ TEST(what_does_not_fit_in_memory_streams)
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
     fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
     run_steps();
-    ht_store_stats(w.s, &st);
+    struct ht_store_stats st = store_stats();
     ck_assert_uint_le(st.dram_used_bytes, w.dram_bytes);
     ck_assert_uint_ge(st.device_read_bytes, 30ull * MIB);
     remount_and_check();
@@ -172,7 +170,6 @@ TEST_LOOP(a_step_reads_what_does_not_fit_and_no_more, 2)
 {
     static const char *const config[] = {"adamw lr=1e-2", "adamw lr=1e-2 durable_every=16"};
     struct ht_dev_counters before, after;
-    struct ht_store_stats st;
 
     fast_pass = true;
     w.config = config[_i];
@@ -187,7 +184,7 @@ TEST_LOOP(a_step_reads_what_does_not_fit_and_no_more, 2)
     step_in_order(p, bytes, false); /* makes the state */
     step_in_order(p, bytes, true);
     for (unsigned step = 0; step < 6; step++) {
-        ht_store_stats(w.s, &st);
+        struct ht_store_stats st = store_stats();
         uint64_t rest = (uint64_t)KEEP_ARRAYS * KEEP_RANGES * MIB - st.dram_protected_bytes;
         ck_assert_uint_eq(st.dram_protected_bytes, 12ull * MIB);
         ht_dev_counters(w.dev, &before);

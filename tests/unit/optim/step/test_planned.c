@@ -37,17 +37,15 @@ static void done(void)
 static unsigned training_step(void)
 {
     static uint8_t piece[PIECE];
-    struct ht_store_stats before, after;
+    uint64_t before = store_stats().device_read_bytes;
 
-    ht_store_stats(w.s, &before);
     for (unsigned i = 0; i < COUNT; i++)
         for (unsigned at = 0; at < PARAM; at += PIECE)
             ck_assert_int_eq(ht_obj_read(w.param[i].obj, at, piece, PIECE), PIECE);
     for (unsigned i = COUNT; i-- > 0;)
         write_gradient(&w, &w.param[i], gradient);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    ht_store_stats(w.s, &after);
-    return (unsigned)((after.device_read_bytes - before.device_read_bytes) / MIB);
+    return (unsigned)((store_stats().device_read_bytes - before) / MIB);
 }
 
 static struct ht_plan_stats plan_stats(void)

@@ -5,56 +5,50 @@
 
 #include <sched.h>
 
-/* Copies of the model, to go back to. */
-struct saved {
-    uint8_t *p;
-    float *master, *m, *v;
+/* A copy of the model, to go back to: for each parameter its values, masters and moments, one after the other. */
+static struct {
+    uint8_t *arrays;
     uint64_t t;
-};
-static struct saved saved[PARAMS_MAX];
+} saved[PARAMS_MAX];
 
-static void *copy_of(const void *from, uint64_t n)
+static void copy_model(struct test_param *p, uint8_t *arrays, bool back)
 {
-    void *to = malloc(n * 4);
+    void *const of_model[] = {p->p, p->master, p->m, p->v};
 
-    memcpy(to, from, n * 4);
-    return to;
+    for (unsigned k = 0; k < HT_ARRAY_SIZE(of_model); k++) {
+        uint8_t *of_copy = arrays + k * p->n * 4;
+        memcpy(back ? of_model[k] : of_copy, back ? of_copy : of_model[k], p->n * 4);
+    }
 }
 
 static void save_model(void)
 {
     for (unsigned i = 0; i < w.params; i++) {
-        const struct test_param *p = &w.param[i];
-        free(saved[i].p);
-        free(saved[i].master);
-        free(saved[i].m);
-        free(saved[i].v);
-        saved[i] = (struct saved){copy_of(p->p, p->n), copy_of(p->master, p->n), copy_of(p->m, p->n),
-                                  copy_of(p->v, p->n), p->t};
+        struct test_param *p = &w.param[i];
+        saved[i].arrays = realloc(saved[i].arrays, 4 * p->n * 4);
+        copy_model(p, saved[i].arrays, false);
+        saved[i].t = p->t;
     }
 }
 
 static void restore_model(void)
 {
     for (unsigned i = 0; i < w.params; i++) {
-        struct test_param *p = &w.param[i];
-        memcpy(p->p, saved[i].p, p->n * 4);
-        memcpy(p->master, saved[i].master, p->n * 4);
-        memcpy(p->m, saved[i].m, p->n * 4);
-        memcpy(p->v, saved[i].v, p->n * 4);
-        p->t = saved[i].t;
+        copy_model(&w.param[i], saved[i].arrays, true);
+        w.param[i].t = saved[i].t;
     }
 }
 
-static void drop_saved(void)
+static void check_restored(void)
 {
-    for (unsigned i = 0; i < PARAMS_MAX; i++) {
-        free(saved[i].p);
-        free(saved[i].master);
-        free(saved[i].m);
-        free(saved[i].v);
-        saved[i] = (struct saved){NULL};
-    }
+    restore_model();
+    check_all(&w);
+}
+
+static void abort_and_check(void)
+{
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    check_restored();
 }
 
 static void commit(void)
@@ -69,6 +63,12 @@ static void step_and_save(void)
     commit();
 }
 
+static void step_and_check(void)
+{
+    step_and_save();
+    check_all(&w);
+}
+
 static void two_params(void)
 {
     w.threads = 2;
@@ -77,28 +77,25 @@ static void two_params(void)
     fixture_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 700001, HT_CHUNK_BYTES);
 }
 
-static void done(void)
+/* With a step. */
+static void begin(void)
 {
-    drop_saved();
-    fixture_close(&w);
+    two_params();
+    step_and_save();
 }
 
 /* ------------------------------------------------------------------- abort */
 
 TEST_LOOP(abort_returns_to_the_last_commit, 4)
 {
-    two_params();
-    step_and_save();
+    begin();
     step_all(&w);
     if (_i & 1)
         ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    restore_model();
-    check_all(&w);
+    abort_and_check();
     struct ht_root_stat st = fixture_stat(&w);
     ck_assert(st.step == 1 && st.durable_step == 1 && !st.open && w.aborts == 1);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
     ck_assert_uint_eq(fixture_stat(&w).step, 2);
 }
 
@@ -107,21 +104,17 @@ TEST(abort_of_the_first_step_leaves_no_state)
     two_params();
     commit();
     step_all(&w);
-    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    restore_model();
-    check_all(&w);
+    abort_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 0);
     ck_assert_uint_eq(fixture_stat(&w).step, 0);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 2);
     remount_and_check();
 }
 
 TEST(a_parameter_that_abort_takes_away_is_stale)
 {
-    two_params();
-    step_and_save();
+    begin();
     struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
     struct ht_grad *g = open_grad(&w, p);
     uint8_t *bytes = random_gradient(&w, p);
@@ -133,32 +126,24 @@ TEST(a_parameter_that_abort_takes_away_is_stale)
     ht_obj_put(p->obj);
     forget_model(p);
     w.params--;
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 TEST(a_deleted_parameter_comes_back_with_abort)
 {
-    two_params();
-    step_and_save();
+    begin();
     fixture_delete(&w, 0);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
     step_param(&w, &w.param[1]);
-    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    restore_model();
-    check_all(&w);
+    abort_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 2);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 TEST(a_deleted_parameter_is_gone_after_the_commit)
 {
-    struct ht_store_stats before, after;
-
-    two_params();
-    step_and_save();
-    ht_store_stats(w.s, &before);
+    begin();
+    uint64_t objects = store_stats().objects;
     /* In the middle of a step, with its updates queued or running. */
     step_all(&w);
     fixture_delete(&w, 1);
@@ -166,9 +151,8 @@ TEST(a_deleted_parameter_is_gone_after_the_commit)
     forget_model(&w.param[1]);
     w.params = 1;
     commit_and_check();
-    ht_store_stats(w.s, &after);
     /* the parameter, two moments, missing bits and their blocks, its gradient */
-    ck_assert_uint_eq(after.objects, before.objects - 6);
+    ck_assert_uint_eq(store_stats().objects, objects - 6);
     remount_and_check();
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
 }
@@ -192,18 +176,15 @@ TEST(a_crash_lands_on_the_last_durable_step)
     check_all(&w);
     step_param(&w, &w.param[0]); /* half a step more */
     crash_and_mount();
-    restore_model();
-    check_all(&w);
+    check_restored();
     ck_assert_uint_eq(fixture_stat(&w).step, 9);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 TEST(every_moment_of_a_crash_is_a_whole_step)
 {
     /* Writes fail from some write on: the device then holds the bytes that a crash would have left. */
-    two_params();
-    step_and_save();
+    begin();
     for (unsigned nth = 1; nth < 60; nth += 3) {
         uint64_t step = fixture_stat(&w).durable_step;
         step_all(&w);
@@ -225,13 +206,11 @@ TEST(every_moment_of_a_crash_is_a_whole_step)
 
 TEST(checkpoint_keeps_what_is_published)
 {
-    two_params();
-    step_and_save();
+    begin();
     step_all(&w);
     ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
     crash_and_mount();
-    restore_model();
-    check_all(&w);
+    check_restored();
     for (unsigned i = 0; i < 3; i++) {
         step_all(&w);
         ck_assert_int_eq(ht_store_checkpoint(w.s), 0);
@@ -246,12 +225,10 @@ TEST(checkpoint_keeps_what_is_published)
  */
 TEST_LOOP(state_without_a_parameter_is_buried, 2)
 {
-    struct ht_store_stats before, after;
     struct ht_tx *tx;
 
-    two_params();
-    step_and_save();
-    ht_store_stats(w.s, &before);
+    begin();
+    uint64_t objects = store_stats().objects;
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
     ck_assert_int_eq(ht_obj_set_scope(w.param[1].obj, 0, tx), 0);
     ht_obj_delete(w.param[1].obj, tx);
@@ -264,12 +241,10 @@ TEST_LOOP(state_without_a_parameter_is_buried, 2)
     crash_and_check();
     if (_i) /* an abort before it changes nothing */
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    commit();
-    check_all(&w);
+    commit_and_check();
     remount();
-    ht_store_stats(w.s, &after);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
-    ck_assert_uint_le(after.objects, before.objects - 5);
+    ck_assert_uint_le(store_stats().objects, objects - 5);
 }
 
 /* ---------------------------------------------------------------- boundary */
@@ -293,8 +268,7 @@ TEST(a_partly_covered_parameter_ends_no_step)
     ht_grad_release(g);
     struct ht_optim_config c = fixture_config(w.config);
     model_update(p, &c, bytes, 0, p->n, true);
-    commit();
-    check_all(&w);
+    commit_and_check();
     ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
 }
 
@@ -329,8 +303,7 @@ TEST_LOOP(partial_updates_exactly_what_is_covered, 3)
 
 TEST(a_parameter_without_a_gradient_keeps_its_count)
 {
-    two_params();
-    step_and_save();
+    begin();
     step_param(&w, &w.param[1]);
     commit();
     ck_assert(w.param[0].t == 1 && w.param[1].t == 2);
@@ -353,15 +326,13 @@ TEST(hyper_parameters_are_latched_by_the_first_gradient)
         ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &fast), 0);
         model_update(&w.param[i], &slow, g, 0, w.param[i].n, true);
     }
-    commit();
-    check_all(&w);
+    commit_and_check();
     for (unsigned i = 0; i < 2; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
         write_gradient(&w, &w.param[i], g);
         model_update(&w.param[i], &fast, g, 0, w.param[i].n, true);
     }
-    commit();
-    check_all(&w);
+    commit_and_check();
 }
 
 TEST(another_rule_needs_parameters_without_state)
@@ -386,8 +357,7 @@ TEST(another_rule_needs_parameters_without_state)
     w.config = "lion";
     for (unsigned i = 0; i < w.params; i++)
         forget_state(&w.param[i]);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
@@ -403,8 +373,7 @@ static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const str
 
 TEST(a_gradient_for_state_of_another_rule_is_refused)
 {
-    two_params();
-    step_and_save();
+    begin();
     w.hooks.override = override_with_lion;
     remount();
     uint8_t *bytes = random_gradient(&w, &w.param[0]);
@@ -414,8 +383,7 @@ TEST(a_gradient_for_state_of_another_rule_is_refused)
     check_error(&w, &w.param[0], "another rule");
     ht_grad_release(g);
     step_param(&w, &w.param[1]);
-    commit();
-    check_all(&w);
+    commit_and_check();
 }
 
 static int override_first(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
@@ -437,8 +405,7 @@ TEST(a_parameter_may_have_its_own_configuration)
     write_gradient(&w, &w.param[0], g);
     model_update(&w.param[0], &own, g, 0, w.param[0].n, true);
     step_param(&w, &w.param[1]);
-    commit();
-    check_all(&w);
+    commit_and_check();
 }
 
 TEST(the_step_number_can_be_set)
@@ -465,7 +432,6 @@ enum { LEFT_BYTES = 512 };
 TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
 {
     uint64_t others = 0;
-    struct ht_store_stats before, after;
 
     w.threads = 2;
     w.device_bytes = (_i ? 48ull : 24) * MIB;
@@ -480,10 +446,10 @@ TEST_LOOP(without_space_for_a_step_the_first_gradient_is_refused, 2)
         others += LEFT_BYTES;
     ht_store_log_unreserve(w.s, _i ? LEFT_BYTES : 0); /* for the objects, and not for all of their chunks */
     others -= _i ? LEFT_BYTES : 0;
-    ht_store_stats(w.s, &before);
+    struct ht_store_stats before = store_stats();
     ck_assert_int_eq(ht_grad_flush(g), -ENOSPC);
     check_error(&w, p, "no space");
-    ht_store_stats(w.s, &after);
+    struct ht_store_stats after = store_stats();
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
     struct ht_root_stat st = fixture_stat(&w);
@@ -524,8 +490,7 @@ TEST(a_full_store_still_takes_steps)
 
 TEST(a_failed_update_can_only_be_aborted)
 {
-    two_params();
-    step_and_save();
+    begin();
     ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 3, false);
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
@@ -534,11 +499,8 @@ TEST(a_failed_update_can_only_be_aborted)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EIO);
     ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "update of bytes"));
     ck_assert_uint_eq(fixture_stat(&w).step, 1);
-    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    restore_model();
-    check_all(&w);
-    step_and_save();
-    check_all(&w);
+    abort_and_check();
+    step_and_check();
 }
 
 TEST(device_errors_never_leave_half_a_step)
@@ -578,8 +540,7 @@ TEST(device_errors_never_leave_half_a_step)
 
 TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
 {
-    two_params();
-    step_and_save();
+    begin();
     struct test_param *p = &w.param[0];
     struct ht_grad *g = open_grad(&w, p);
     uint8_t *bytes = random_gradient(&w, p);
@@ -593,14 +554,12 @@ TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
     check_error(&w, p, "reset");
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
     check_all(&w);
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 TEST_LOOP(reset_forgets_the_state_and_abort_remembers_it, 2)
 {
-    two_params();
-    step_and_save();
+    begin();
     struct test_param *p = &w.param[1];
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_uint_eq(fixture_stat(&w).parameters, 1);
@@ -613,8 +572,7 @@ TEST_LOOP(reset_forgets_the_state_and_abort_remembers_it, 2)
     }
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), -EBUSY);
-    commit();
-    check_all(&w);
+    commit_and_check();
     crash_and_check();
 }
 
@@ -668,13 +626,11 @@ TEST(a_gradient_written_during_a_reset_is_there_or_not)
         commit();
     }
     ht_grad_release(g);
-    free(gradient);
 }
 
 TEST(after_reset_another_size_is_fine)
 {
-    two_params();
-    step_and_save();
+    begin();
     struct test_param *p = &w.param[0];
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_int_eq(ht_obj_truncate(p->obj, 4 * 1000), 0);
@@ -682,8 +638,7 @@ TEST(after_reset_another_size_is_fine)
     memset(p->m, 0, p->n * 4);
     memset(p->v, 0, p->n * 4);
     p->t = 0;
-    step_and_save();
-    check_all(&w);
+    step_and_check();
 }
 
 /* A step of which one parameter has all of its gradient, and the other a part. */
@@ -707,8 +662,7 @@ static int no_unmake(void *ctx)
 
 TEST_LOOP(a_refused_end_of_a_root_publishes_nothing, 2)
 {
-    two_params();
-    step_and_save();
+    begin();
     struct ht_grad *g = half_a_step();
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, no_unmake, NULL), -EBUSY);
     check_error(&w, &w.param[1], "only a part");
@@ -720,8 +674,7 @@ TEST_LOOP(a_refused_end_of_a_root_publishes_nothing, 2)
     } else {
         crash_and_mount();
     }
-    restore_model();
-    check_all(&w);
+    check_restored();
     ck_assert_uint_eq(fixture_stat(&w).step, 1);
 }
 
@@ -759,23 +712,21 @@ TEST(nobody_begins_a_step_while_a_root_ends)
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert(fixture_stat(&w).open && fixture_stat(&w).durable_step == 1);
     crash_and_mount();
-    restore_model();
-    check_all(&w);
+    check_restored();
 }
 
 TEST(a_root_ends_with_everything_it_kept)
 {
     struct ht_root_stat st;
-    struct ht_store_stats before, after;
 
     two_params();
     commit();
-    ht_store_stats(w.s, &before);
+    struct ht_store_stats before = store_stats();
     step_all(&w);
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, fixture_unmake, NULL), 0);
     ck_assert_int_eq(ht_optim_root_stat(w.o, ROOT, &st), -ENOENT);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -ENOENT);
-    ht_store_stats(w.s, &after);
+    struct ht_store_stats after = store_stats();
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
     for (unsigned i = 0; i < w.params; i++)
@@ -784,4 +735,4 @@ TEST(a_root_ends_with_everything_it_kept)
     ck_assert_uint_eq(fixture_stat(&w).parameters, 0);
 }
 
-RUN_TESTS("step", .teardown = done, .timeout_s = 300, .memory = memory_keep)
+RUN_TESTS("step", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -8,6 +8,7 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
+#include "tests/support/wrong.h"
 #include "tests/unit/optim/step/fixture.h"
 
 enum { ELEMENTS = 100000 };
@@ -49,99 +50,99 @@ static void make(void)
 
 /* ------------------------------------------------------------------- errors */
 
-static void a_state_that_is_none(void)
+WRONG(a_state_that_is_none)
 {
     done_range->state = HT_RANGE_FAILED + 1;
 }
 
-static void queued_on_no_queue(void)
+WRONG(queued_on_no_queue)
 {
     written_range->state = HT_RANGE_QUEUED;
     written_range->work = HT_WORK_UPDATE;
 }
 
-static void work_of_an_idle_range(void)
+WRONG(work_of_an_idle_range)
 {
     written_range->work = HT_WORK_ADD;
 }
 
-static void running_without_work(void)
+WRONG(running_without_work)
 {
     done_range->state = HT_RANGE_RUNNING;
     done_range->work = 0;
     param->pending = param->refs = param->root->pending = 1;
 }
 
-static void a_failure_that_is_not_counted(void)
+WRONG(a_failure_that_is_not_counted)
 {
     done_range->state = HT_RANGE_FAILED;
 }
 
-static void written_bytes_on_no_list(void)
+WRONG(written_bytes_on_no_list)
 {
     ht_list_del(&written_range->dirty);
 }
 
-static void bytes_both_written_and_frozen(void)
+WRONG(bytes_both_written_and_frozen)
 {
     ck_assert_int_eq(ht_interval_set_add(&written_range->frozen, 0, 64), 0);
 }
 
-static void written_bytes_that_a_write_copies(void)
+WRONG(written_bytes_that_a_write_copies)
 {
     static struct ht_inflight write = {.begin = HT_SMALL_CHUNK_BYTES + 8, .end = HT_SMALL_CHUNK_BYTES + 16};
 
     ht_list_add_tail(&param->inflight, &write.link);
 }
 
-static void intervals_beyond_the_range(void)
+WRONG(intervals_beyond_the_range)
 {
     written_range->written.one.end = HT_SMALL_CHUNK_BYTES + 4;
 }
 
-static void an_empty_interval(void)
+WRONG(an_empty_interval)
 {
     written_range->written.one.begin = written_range->written.one.end;
 }
 
-static void a_pending_range_that_is_none(void)
+WRONG(a_pending_range_that_is_none)
 {
     param->pending++;
     param->refs++;
     param->root->pending++;
 }
 
-static void a_root_with_another_count(void)
+WRONG(a_root_with_another_count)
 {
     param->root->pending++;
 }
 
-static void a_backlog_of_nothing(void)
+WRONG(a_backlog_of_nothing)
 {
     param->root->backlog_bytes += 4096;
 }
 
-static void a_gradient_that_is_not_listed(void)
+WRONG(a_gradient_that_is_not_listed)
 {
     ht_list_del(&param->touched);
 }
 
-static void gradients_without_a_step(void)
+WRONG(gradients_without_a_step)
 {
     param->root->open = 0;
 }
 
-static void more_ranges_than_there_are(void)
+WRONG(more_ranges_than_there_are)
 {
     param->complete = param->shape.range_count + 1;
 }
 
-static void fewer_references_than_openers(void)
+WRONG(fewer_references_than_openers)
 {
     param->refs = 0;
 }
 
-static void state_of_another_number(void)
+WRONG(state_of_another_number)
 {
     param->cur.exists = true;
     param->cur.layout.count = 1;
@@ -149,57 +150,57 @@ static void state_of_another_number(void)
     param->state[0] = param->grad;
 }
 
-static void held_without_the_gate(void)
+WRONG(held_without_the_gate)
 {
     param->root->hold = true;
 }
 
-static void draining_without_the_gate(void)
+WRONG(draining_without_the_gate)
 {
     param->root->draining = true;
 }
 
-static void closing_without_the_gate(void)
+WRONG(closing_without_the_gate)
 {
     param->root->async = true;
 }
 
-static void deciding_without_a_closer(void)
+WRONG(deciding_without_a_closer)
 {
     param->root->deciding = true;
 }
 
-static void shown_without_an_update(void)
+WRONG(shown_without_an_update)
 {
     done_range->shown = true;
 }
 
-static void a_queue_of_nothing(void)
+WRONG(a_queue_of_nothing)
 {
     ht_list_add_tail(&param->root->queue, &param->queued);
 }
 
-static void ready_without_work(void)
+WRONG(ready_without_work)
 {
     ht_list_add_tail(&w.o->ready, &param->root->ready);
 }
 
-static void state_that_no_parameter_has(void)
+WRONG(state_that_no_parameter_has)
 {
     param->root->totals.state_bytes += 4;
 }
 
-static void a_deleted_parameter_that_counts(void)
+WRONG(a_deleted_parameter_that_counts)
 {
     param->gone = true;
 }
 
-static void a_sum_on_no_list(void)
+WRONG(a_sum_on_no_list)
 {
     param->sum = param->grad;
 }
 
-static void a_state_found_by_another_number(void)
+WRONG(a_state_found_by_another_number)
 {
     struct ht_id_link *l = &param->state_link[0].by_oid;
 
@@ -208,7 +209,7 @@ static void a_state_found_by_another_number(void)
     ck_assert_int_eq(ht_id_insert(&w.o->states_by_oid, l), 0);
 }
 
-static void sections_that_overlap(void)
+WRONG(sections_that_overlap)
 {
     const struct ht_param_section s = {.begin = 4, .end = 9};
 
@@ -218,58 +219,23 @@ static void sections_that_overlap(void)
     unlock(w.o);
 }
 
-static void memory_of_nothing(void)
+WRONG(memory_of_nothing)
 {
     w.o->meta_bytes++;
 }
 
-static void a_range_of_another_place(void)
+WRONG(a_range_of_another_place)
 {
     done_range->index = 7;
 }
 
-static void (*const wrong[])(void) = {
-    a_state_that_is_none,
-    queued_on_no_queue,
-    work_of_an_idle_range,
-    running_without_work,
-    a_failure_that_is_not_counted,
-    written_bytes_on_no_list,
-    bytes_both_written_and_frozen,
-    written_bytes_that_a_write_copies,
-    intervals_beyond_the_range,
-    an_empty_interval,
-    a_pending_range_that_is_none,
-    a_root_with_another_count,
-    a_backlog_of_nothing,
-    a_gradient_that_is_not_listed,
-    gradients_without_a_step,
-    more_ranges_than_there_are,
-    fewer_references_than_openers,
-    state_of_another_number,
-    held_without_the_gate,
-    draining_without_the_gate,
-    closing_without_the_gate,
-    deciding_without_a_closer,
-    shown_without_an_update,
-    a_queue_of_nothing,
-    ready_without_work,
-    state_that_no_parameter_has,
-    a_deleted_parameter_that_counts,
-    a_sum_on_no_list,
-    a_state_found_by_another_number,
-    sections_that_overlap,
-    memory_of_nothing,
-    a_range_of_another_place,
-};
-
 /* ------------------------------------------------------------------- tests */
 
-TEST_SIGNAL(a_broken_optimizer_ends_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
+TEST_SIGNAL(a_broken_optimizer_ends_the_process, SIGABRT, wrongs)
 {
     make();
     ht_optim_verify(w.o);
-    wrong[_i]();
+    wrong[_i].make();
     ht_optim_verify(w.o);
 }
 

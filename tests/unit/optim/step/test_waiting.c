@@ -80,12 +80,12 @@ TEST(what_is_left_of_a_gradient_is_not_protected)
         ht_grad_release(g[i]);
     }
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-    uint64_t bytes = protected_bytes();
+    uint64_t bytes = store_stats().dram_protected_bytes;
     lock(w.o);
     for (unsigned i = 0; i < COUNT; i++)
         ht_obj_unprotect(ht_opt_param_find(w.o, w.param[i].oid)->grad);
     unlock(w.o);
-    ck_assert_uint_eq(protected_bytes(), bytes);
+    ck_assert_uint_eq(store_stats().dram_protected_bytes, bytes);
 }
 
 /* The sum ahead of the boundary only saves time. */

@@ -93,14 +93,6 @@ static void update(struct ht_obj *o)
     look();
 }
 
-static uint64_t moved_bytes(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(s, &st);
-    return st.moved_bytes;
-}
-
 TEST(new_content_goes_to_devices_by_shares)
 {
     make(8 * MIB);
@@ -136,12 +128,12 @@ TEST_LOOP(updates_move_content_until_it_lies_by_shares_and_then_none, HT_ARRAY_S
     for (unsigned n = 0; n < steps; n++)
         update(o);
     ck_assert_msg(on[0] <= RANGES / 4 + 1 && on[0] > 0, "%u and %u", on[0], on[1]);
-    uint64_t moved = moved_bytes();
+    uint64_t moved = stats().moved_bytes;
     ck_assert_uint_ge(moved, (RANGES / 2 - on[0]) * (uint64_t)MIB);
     ck_assert_uint_le(moved, RANGES * (uint64_t)MIB); /* few move back */
     for (; steps < 10; steps++)
         update(o);
-    ck_assert_uint_le(moved_bytes() - moved, RANGES / 2 * (uint64_t)MIB); /* of 5 * RANGES MiB */
+    ck_assert_uint_le(stats().moved_bytes - moved, RANGES / 2 * (uint64_t)MIB); /* of 5 * RANGES MiB */
     for (unsigned i = 0; i < RANGES; i++)
         want[(size_t)i * MIB] = (uint8_t)(want[(size_t)i * MIB] + steps);
     expect(o, 0, want, RANGES * MIB);
@@ -155,7 +147,7 @@ TEST(content_leaves_a_device_that_lost_its_share)
     share(4, 0);
     update(o);
     ck_assert_uint_eq(on[1], 0);
-    ck_assert_uint_eq(moved_bytes(), RANGES / 2 * (uint64_t)MIB);
+    ck_assert_uint_eq(stats().moved_bytes, RANGES / 2 * (uint64_t)MIB);
 }
 
 static unsigned next_on(unsigned from, unsigned which)
@@ -185,10 +177,10 @@ TEST_LOOP(only_what_changes_and_lies_elsewhere_counts_as_moved, HT_ARRAY_SIZE(dr
     unsigned here = next_on(0, 0), there = next_on(0, 1), other = next_on(there + 1, 1);
     share(4, 0);
     update_two(o, there, other, 2);
-    ck_assert_uint_eq(moved_bytes(), MIB);
+    ck_assert_uint_eq(stats().moved_bytes, MIB);
     ck_assert(device[there] == 1 && device[other] == 0);
     update_two(o, here, there, 3);
-    ck_assert_uint_eq(moved_bytes(), 2 * (uint64_t)MIB);
+    ck_assert_uint_eq(stats().moved_bytes, 2 * (uint64_t)MIB);
     ck_assert(device[here] == 0 && device[there] == 0);
 }
 

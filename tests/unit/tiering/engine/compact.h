@@ -15,18 +15,6 @@ enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
 static struct ht_obj *file[FILES];
 static uint8_t *content[FILES];
 
-static inline uint8_t *noise(size_t n, uint64_t seed)
-{
-    uint8_t *p = test_alloc(n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (i % 8 == 0)
-            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-        p[i] = (uint8_t)(seed >> (56 - i % 8));
-    }
-    return p;
-}
-
 struct compact_figures {
     uint64_t passes, moved_bytes, emptied, skipped, memory_bytes;
 };
@@ -70,24 +58,13 @@ static inline void expect_all(void)
         }
 }
 
-static inline void put_files(void)
-{
-    for (unsigned i = 0; i < FILES; i++) {
-        if (file[i])
-            put_object(file[i]);
-        file[i] = NULL;
-    }
-}
-
 static inline void reopen(void)
 {
     uint64_t oid[FILES] = {0};
 
     for (unsigned i = 0; i < FILES; i++)
-        if (file[i]) {
+        if (file[i])
             oid[i] = ht_obj_id(file[i]);
-            put_object(file[i]);
-        }
     remount();
     for (unsigned i = 0; i < FILES; i++)
         if (oid[i])

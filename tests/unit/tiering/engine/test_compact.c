@@ -26,7 +26,6 @@ TEST(nearly_empty_groups_become_free)
     reopen();
     expect_all();
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    put_files();
 }
 
 /* Clones and what deduplication has shared: one place before, one place after. */
@@ -62,9 +61,7 @@ TEST(all_owners_move_together)
         if (other[i]) {
             ht_obj_evict(other[i]);
             expect(other[i], 0, content[i], SMALL);
-            put_object(other[i]);
         }
-    put_files();
 }
 
 /* Something in each group is not published, or newer in memory: the group stays whole as it is. */
@@ -89,7 +86,6 @@ TEST_LOOP(a_group_that_cannot_be_emptied_is_left_alone, 2)
     ht_store_verify(s, true);
     ck_assert_int_eq(ht_store_commit(s), 0);
     expect_all();
-    put_files();
 }
 
 /* Clones of an open scope own the content, too, and no transaction may name their places: nothing is even read. */
@@ -109,11 +105,7 @@ TEST(what_may_not_move_is_not_read)
     ck_assert_uint_eq(stats().device_read_bytes, before.device_read_bytes);
     ck_assert_uint_eq(figures().emptied, 0);
     ck_assert_uint_gt(figures().skipped, 0);
-    for (unsigned i = 0; i < FILES; i++)
-        if (twin[i])
-            put_object(twin[i]);
     expect_all();
-    put_files();
 }
 
 TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
@@ -139,7 +131,6 @@ TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 8);
     expect_all();
-    put_files();
 }
 
 /* After a power cut all files with a number are whole. */
@@ -150,7 +141,6 @@ static void expect_all_after_crash(const uint64_t oid[FILES])
         file[i] = oid[i] ? get_object(oid[i]) : NULL;
     ht_store_verify(s, true);
     expect_all();
-    put_files();
     done();
 }
 
@@ -161,10 +151,8 @@ TEST(a_crash_leaves_all_content)
     ck_assert_int_eq(background_compact(s), 0);
     uint64_t oid[FILES] = {0};
     for (unsigned i = 0; i < FILES; i++)
-        if (file[i]) {
+        if (file[i])
             oid[i] = ht_obj_id(file[i]);
-            put_object(file[i]);
-        }
     expect_all_after_crash(oid);
 }
 
@@ -216,7 +204,6 @@ TEST(compressed_content_moves_as_it_is)
     memset(content[16] + 1000, 0, SMALL - 1000);
     ck_assert_int_eq(ht_obj_truncate(file[16], SMALL), 0);
     expect_all();
-    put_files();
 }
 
 /* ------------------------------------------------------------ odd content */
@@ -297,7 +284,6 @@ TEST(content_in_pieces_is_moved_once)
     ck_assert_uint_eq(figures().emptied, 2);
     ht_store_verify(s, true);
     expect_all();
-    put_files();
 }
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
@@ -322,7 +308,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_gt(most, 0);
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT); /* a move reads and writes */
     expect_all();
-    put_files();
 }
 
 static void *compact_main(void *arg)
@@ -360,7 +345,6 @@ TEST_LOOP(several_contents_move_at_once, 2)
     ck_assert_uint_ge(figures().emptied, 12);
     ht_store_verify(s, true);
     expect_all();
-    put_files();
 }
 
 /* One of those that are in flight together fails: the others move, and its group is tried again. */
@@ -376,7 +360,6 @@ TEST_LOOP(what_fails_keeps_its_group_alone, 2)
     expect_all();
     if (!_i) /* a place that failed is kept */
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    put_files();
 }
 
 /* ------------------------------------------------------------ when it runs */
@@ -408,7 +391,6 @@ TEST(it_sleeps_until_there_is_space_to_gain)
     ck_assert_uint_eq(wakes, 1);
     ht_store_verify(s, true);
     expect_all();
-    put_files();
 }
 
 /* A second lies between two passes. */
@@ -425,16 +407,16 @@ TEST(the_next_pass_begins_soon)
     sparse(16);
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 12);
-    put_files();
     sparse(16);
     wait_for_turn();
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 24);
-    put_files();
 }
 
-/* Clones of an open scope hold all groups up. A transaction that frees nothing may let them go. */
-/* Owners that are not published keep their groups as they are. twin: of each file. */
+/*
+ * Clones of an open scope hold all groups up: owners that are not published keep their groups as they are. A
+ * transaction that frees nothing may let them go. twin: of each file.
+ */
 static void pass_in_vain(struct ht_obj *twin[FILES], uint64_t mib)
 {
     fresh(mib, false);
@@ -453,16 +435,6 @@ static void pass_in_vain(struct ht_obj *twin[FILES], uint64_t mib)
     ht_wake_for_compact(s);
     ht_store_unlock(s);
     ck_assert_uint_eq(wakes, 0); /* it has seen this log */
-}
-
-static void end_twins(struct ht_obj *twin[FILES])
-{
-    for (unsigned i = 0; i < FILES; i++)
-        if (twin[i])
-            put_object(twin[i]);
-    expect_all();
-    put_files();
-    done();
 }
 
 /* When the engine looks again by itself: ns from now; 0: when it is woken. A pass does not begin. */
@@ -492,13 +464,11 @@ TEST(much_more_space_to_gain_ends_a_pause)
     for (unsigned i = 0; i < MORE; i++)
         if (i % 16)
             delete (more[i]);
-        else
-            put_object(more[i]);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(wakes, 1);
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 30);
-    end_twins(twin);
+    expect_all();
 }
 
 TEST(it_looks_again_when_the_log_has_grown)
@@ -511,7 +481,7 @@ TEST(it_looks_again_when_the_log_has_grown)
     ck_assert_uint_eq(wakes, 1);
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
-    end_twins(twin);
+    expect_all();
 }
 
 /* The record may be older than its last pass. */
@@ -530,8 +500,7 @@ TEST(it_looks_again_when_space_became_free)
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_uint_eq(wakes, 1);
-    put_object(o);
-    end_twins(twin);
+    expect_all();
 }
 
 /* The blocks that a device discards are marked as taken, so it may have looked while nothing was to gain. */
@@ -551,7 +520,6 @@ TEST(it_is_woken_when_a_discard_ends)
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 12);
     fixture_discard = false;
-    put_files();
 }
 
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
@@ -567,10 +535,8 @@ TEST(a_store_closes_in_the_middle_of_a_batch)
     fresh(32, false);
     sparse(16);
     for (unsigned i = 0; i < FILES; i++)
-        if (file[i]) {
+        if (file[i])
             oid[i] = ht_obj_id(file[i]);
-            put_object(file[i]);
-        }
     unmount_store();
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
@@ -629,7 +595,6 @@ TEST(writers_and_readers_beside_it_lose_nothing)
     ht_store_verify(s, false);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     expect_all();
-    put_files();
 }
 
 RUN_TESTS("compact", .timeout_s = 300, .teardown = fixture_end)

@@ -13,12 +13,12 @@ static unsigned very_many(void)
 }
 
 /* With a log for so many owners. A tensor leaves little space, so that there is some to gain. */
-static struct ht_obj *fresh_for(unsigned owners)
+static void fresh_for(unsigned owners)
 {
     uint64_t log_mib = owners / 4096 + 1, mib = 32 + 2 * log_mib + log_mib * 4;
 
     fresh_with_log(mib, log_mib * MIB, false);
-    return tensor_of((unsigned)(stats().free_bytes / MIB - 30));
+    (void)tensor_of((unsigned)(stats().free_bytes / MIB - 30));
 }
 
 static struct ht_obj *with_owners(unsigned n)
@@ -44,7 +44,7 @@ TEST(content_of_very_many_owners_moves)
 {
     unsigned n = very_many();
 
-    struct ht_obj *tensor = fresh_for(n);
+    fresh_for(n);
     sparse(16);
     struct ht_obj *o = with_owners(n);
     uint64_t oid = ht_obj_id(o), block = block_of(o, 0), free_bytes = stats().free_bytes;
@@ -54,14 +54,10 @@ TEST(content_of_very_many_owners_moves)
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
     ht_store_verify(s, true);
     expect_owners(o, n);
-    put_object(o);
-    put_object(tensor);
     reopen();
     o = get_object(oid);
     expect_owners(o, n);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    put_object(o);
-    put_files();
 }
 
 /* No thread that updates may need makes that step. */
@@ -70,7 +66,7 @@ TEST(very_many_owners_need_a_step_that_may_be_long)
     bool is_long = false;
     unsigned waits = 0, n = HT_OWNERS_LONG + 1;
 
-    struct ht_obj *tensor = fresh_for(n);
+    fresh_for(n);
     sparse(16);
     struct ht_obj *o = with_owners(n);
     uint64_t block = block_of(o, 0);
@@ -88,9 +84,6 @@ TEST(very_many_owners_need_a_step_that_may_be_long)
     ck_assert_uint_eq(waits, 2); /* to put the notes in order, and to move the owners */
     ck_assert_uint_ne(block_of(o, 0), block);
     expect_owners(o, n);
-    put_object(o);
-    put_object(tensor);
-    put_files();
 }
 
 /* A thread holds the first, a middle or the last owner: all stay, and the others are not held afterwards. */
@@ -98,10 +91,10 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
 {
     const unsigned n = OWNERS, held[] = {0, n / 2, n - 1};
 
-    struct ht_obj *tensor = fresh_for(n);
+    fresh_for(n);
     sparse(16);
     struct ht_obj *o = with_owners(n);
-    struct ht_move_owner *owner = calloc(n + 1, sizeof(*owner));
+    struct ht_move_owner *owner = test_alloc((n + 1) * sizeof(*owner));
     for (unsigned i = 0; i < n; i++)
         owner[i] = (struct ht_move_owner){o, i};
     owner[n] = (struct ht_move_owner){file[160], 0};
@@ -114,7 +107,7 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
     ht_chunk_lock_shared(s, c);
     ck_assert(!ht_move_may(s, &m));
     ht_store_unlock(s);
-    uint8_t *bytes = aligned_alloc(HT_BLOCK_BYTES, SMALL);
+    uint8_t *bytes = test_keep(aligned_alloc(HT_BLOCK_BYTES, SMALL));
     memcpy(bytes, content[160], SMALL);
     for (int i = 0, rc; i < 2; i++) {
         ck_assert_int_eq(ht_move_write_copies(s, &m, &bytes, 1, ht_store_ring(s), &rc), 0);
@@ -133,11 +126,6 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
         expect_owners(o, n);
     }
     ht_ref_forget(&m.was);
-    free(bytes);
-    free(owner);
-    put_object(tensor);
-    put_object(o);
-    put_files();
 }
 
 /* As many owners as bytes that move may have, and one more. */
@@ -152,8 +140,6 @@ TEST_LOOP(content_of_too_many_owners_stays, 2)
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_int_eq(block_of(o, 0) == block, _i);
     expect_owners(o, 63);
-    put_object(o);
-    put_files();
     done();
     fixture_owners_max = 0;
 }
@@ -189,10 +175,6 @@ TEST_LOOP(groups_with_many_owners_need_several_batches, 2)
         for (uint64_t k = 0; twin[i] && k < EACH; k++)
             ck_assert_uint_eq(block_of(twin[i], k), block_of(file[i], 0));
     expect_all();
-    for (unsigned i = 0; i < FILES; i++)
-        if (twin[i])
-            put_object(twin[i]);
-    put_files();
     done();
     fixture_owners_max = 0;
 }
@@ -209,7 +191,7 @@ TEST(content_whose_owners_have_no_room_in_the_log_stays)
     unsigned i = 8 * KEEP, n = HT_OWNERS_LONG + 50, steps = 0;
 
     fresh_with_log(64, HT_LOG_BYTES_MIN, true);
-    struct ht_obj *tensor = tensor_of((unsigned)(stats().free_bytes / MIB - 30));
+    (void)tensor_of((unsigned)(stats().free_bytes / MIB - 30));
     sparse(KEEP);
     while (group_of(file[i]) != group_of(file[i + KEEP]) || group_of(file[i - KEEP]) == group_of(file[i])) {
         i += KEEP; /* the first one of its group, in which nothing else lies */
@@ -235,9 +217,6 @@ TEST(content_whose_owners_have_no_room_in_the_log_stays)
     ht_obj_evict(o);
     expect(o, (n - 1) * (uint64_t)SMALL, content[i], SMALL);
     expect_all();
-    put_object(o);
-    put_object(tensor);
-    put_files();
 }
 
 RUN_TESTS("owners", .timeout_s = 300, .teardown = fixture_end)

@@ -414,12 +414,7 @@ static void cut_it(void)
 
 static void delete_it(void)
 {
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_obj_delete(obj, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    put_object(obj);
+    delete (obj);
     obj = NULL;
 }
 
@@ -640,10 +635,9 @@ TEST(a_passthrough_file_shows_it)
     setup();
     begin_compressed();
     ck_assert_int_eq(ht_obj_shm_open_for(obj, 0, &fd), 0);
-    uint8_t *shown = malloc(BYTES);
+    uint8_t *shown = test_alloc(BYTES);
     ck_assert_int_eq(pread(fd, shown, BYTES, 0), BYTES);
     ck_assert_int_eq(memcmp(shown, content, BYTES), 0);
-    free(shown);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS); /* not again */
     ht_obj_shm_close(obj);

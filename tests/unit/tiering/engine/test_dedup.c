@@ -10,19 +10,6 @@
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, WAIT_MS_MAX = 60000 };
 
-/* Its chunks are all different, unlike chunks of pattern(). */
-static uint8_t *noise(size_t n, uint64_t seed)
-{
-    uint8_t *p = malloc(n);
-
-    for (size_t i = 0; i < n; i++) {
-        if (i % 8 == 0)
-            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-        p[i] = (uint8_t)(seed >> (56 - i % 8));
-    }
-    return p;
-}
-
 TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
 {
     enum { N = 3 * MIB + 12345 };
@@ -53,7 +40,6 @@ TEST_LOOP(copies_take_no_space_and_keep_their_bytes, 2)
         delete_durably(a);
         ck_assert_uint_eq(before - free_bytes(), i ? 0 : once);
     }
-    free(p);
 }
 
 /* Each of the two leaves or changes first, and other content takes whatever is free then. */
@@ -67,7 +53,6 @@ TEST_LOOP(the_bytes_stay_for_the_last_owner, 4)
     if (_i & 2) {
         put_all(leaves, MIB / 2, (const uint8_t *)"mine", 4);
         put_synced(leaves, MIB + MIB / 2, (const uint8_t *)"mine", 4);
-        put_object(leaves);
     } else {
         delete_durably(leaves);
     }
@@ -75,8 +60,6 @@ TEST_LOOP(the_bytes_stay_for_the_last_owner, 4)
     expect_stored(stays, p, 2 * MIB);
     stays = after(remount, stays);
     expect_stored(stays, p, 2 * MIB);
-    put_object(stays);
-    free(p);
 }
 
 /* A crash before anything was synced: both have their own bytes, or share them. */
@@ -96,12 +79,10 @@ TEST_LOOP(a_crash_leaves_either_state, 2)
     for (unsigned i = 0; i < 2; i++) {
         a = get_object(oid[i]);
         expect_stored(a, p, 2 * MIB);
-        put_object(a);
     }
-    free(p);
 }
 
-/* Clones and other copies meet: what has several owners stays, and one pass ends with one place. */
+/* Clones and other copies meet: content of several owners stays, and one pass ends with one place. */
 TEST(clones_and_copies_meet_in_one_place)
 {
     fresh(32, false);
@@ -127,7 +108,6 @@ TEST(clones_and_copies_meet_in_one_place)
         delete_durably(o[i]);
     }
     ck_assert_uint_eq(free_bytes(), before);
-    free(p);
 }
 
 /* Chunks of one object, and a truncated one: it keeps its length. */
@@ -144,15 +124,11 @@ TEST(chunks_of_one_object_and_cut_ones_are_the_same)
     expect_stored(a, p, 4 * MIB);
     ck_assert_uint_eq(ht_obj_size(b), 1000);
     expect_stored(b, p, 1000);
-    uint8_t *zeros = calloc(1, MIB);
+    uint8_t *zeros = test_alloc(MIB);
     ck_assert_int_eq(ht_obj_truncate(b, MIB), 0);
     expect(b, 1000, zeros, MIB - 1000);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     expect_stored(a, p, 4 * MIB);
-    put_object(a);
-    put_object(b);
-    free(zeros);
-    free(p);
 }
 
 TEST(chunks_of_zeros_become_holes)
@@ -180,7 +156,6 @@ TEST(chunks_of_zeros_become_holes)
     ck_assert_uint_eq(before - free_bytes(), 3 * MIB + 4096);
     delete_durably(a);
     ck_assert_uint_eq(free_bytes(), before);
-    free(p);
 }
 
 static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
@@ -209,9 +184,6 @@ TEST(content_with_the_same_checksum_is_compared)
     ck_assert_uint_eq(st.shared_bytes, 0);
     expect_stored(a, p, MIB);
     expect_stored(b, q, MIB);
-    put_object(a);
-    put_object(b);
-    free(p);
 }
 
 /* Those whose next rewrite has its space, that are newer in memory, mapped, scratch, or of other chunks. */
@@ -253,9 +225,6 @@ TEST_LOOP(some_copies_stay_copies, 5)
     if (_i == 2)
         ht_obj_shm_close(b);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    put_object(a);
-    put_object(b);
-    free(p);
     done();
     fixture_shm_bytes = 0;
 }
@@ -299,14 +268,9 @@ TEST_LOOP(a_pair_that_has_changed_is_left_alone, 16)
     ck_assert_int_eq(ht_dedup_share(s, &same), compared);
     ck_assert_uint_eq(free_bytes(), before);
     expect_stored(changed == a ? b : a, p, MIB);
-    if (now) {
+    if (now)
         expect_stored(changed, now, MIB);
-        put_object(changed);
-    }
-    put_object(changed == a ? b : a);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    free(p);
-    free(q);
 }
 
 /* The commit of a scope stays whole: what it shares is what it had. */
@@ -331,17 +295,15 @@ TEST_LOOP(an_open_step_neither_gains_nor_loses, 2)
     expect_stored(a, p, 2 * MIB);
     expect_stored(b, p, 2 * MIB);
     expect_stored(open, abort_it ? p : q, MIB);
-    uint8_t *tail = malloc(MIB);
-    ck_assert_int_eq(ht_obj_read(open, MIB, tail, MIB), MIB);
-    ck_assert_int_eq(memcmp(tail, p + MIB, MIB), 0);
+    expect(open, MIB, p + MIB, MIB);
     ck_assert_uint_eq(dedup().shared_bytes, abort_it ? 2 * MIB : MIB); /* now it takes part */
     expect_stored(open, abort_it ? p : q, MIB);
-    put_object(a);
-    put_object(b);
-    put_object(open);
-    free(tail);
-    free(p);
-    free(q);
+}
+
+static void synced_pair(uint32_t chunk_bytes, const uint8_t *p, const uint8_t *q, size_t n)
+{
+    (void)synced_object(chunk_bytes, 0, p, n);
+    (void)synced_object(chunk_bytes, 0, q, n);
 }
 
 static unsigned commit_ms = 10;
@@ -369,18 +331,11 @@ TEST(a_small_index_finds_all_in_parts)
 
     fresh(64, false);
     mount_for_dedup(1, false); /* 64 notes */
-    for (uint32_t i = 0; i < N; i++) {
-        uint8_t *p = noise(8192, i / 4);
-        o[i] = synced_object(SMALL, 0, p, 8192);
-        free(p);
-    }
+    for (uint32_t i = 0; i < N; i++)
+        o[i] = synced_object(SMALL, 0, noise(8192, i / 4), 8192);
     ck_assert_uint_eq(dedup().shared_bytes, N / 4 * 3 * 8192);
-    for (uint32_t i = 0; i < N; i++) {
-        uint8_t *p = noise(8192, i / 4);
-        expect_stored(o[i], p, 8192);
-        put_object(o[i]);
-        free(p);
-    }
+    for (uint32_t i = 0; i < N; i++)
+        expect_stored(o[i], noise(8192, i / 4), 8192);
 }
 
 /*
@@ -410,8 +365,6 @@ TEST(thousands_of_owners_of_one_chunk)
         }
     }
     ck_assert_uint_eq(before - free_bytes(), 4096);
-    for (unsigned i = 0; i < n; i++)
-        put_object(o[i]);
     remount();
     ck_assert_uint_eq(before - free_bytes(), 4096);
     for (unsigned i = 0; i < n; i++) {
@@ -427,7 +380,6 @@ TEST(thousands_of_owners_of_one_chunk)
     delete (o[n - 1]);
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_uint_eq(free_bytes(), before);
-    free(p);
 }
 
 /* A device that fails a read, and bytes that are not those of the checksum: both stay as they are. */
@@ -450,9 +402,6 @@ TEST_LOOP(what_cannot_be_read_is_skipped, 2)
     ck_assert_uint_eq(dedup().shared_bytes, MIB);
     expect_stored(a, p, MIB);
     expect_stored(b, p, MIB);
-    put_object(a);
-    put_object(b);
-    free(p);
 }
 
 /* It needs no space to begin. */
@@ -460,23 +409,18 @@ TEST(a_full_store_gets_space)
 {
     fresh(16, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB),
-                  *filler = use_all_space();
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    (void)use_all_space();
     ck_assert_uint_lt(stats().available_bytes, SMALL);
     ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB);
     ck_assert_uint_ge(stats().available_bytes, 2 * MIB);
     expect_stored(a, p, 2 * MIB);
     expect_stored(b, p, 2 * MIB);
-    put_object(a);
-    put_object(b);
-    put_object(filler);
-    free(p);
 }
 
 static void wait_for_shared(uint64_t bytes)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().shared_bytes < bytes; ms++)
-        usleep(1000);
+    WAIT_FOR(figures().shared_bytes >= bytes);
     ck_assert_uint_eq(figures().shared_bytes, bytes);
 }
 
@@ -485,13 +429,11 @@ TEST(the_engine_finds_them_by_itself)
     fresh(32, false);
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_OFF);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
-    put_object(a);
-    put_object(b);
+    synced_pair(HT_CHUNK_BYTES, p, p, 2 * MIB);
     mount_for_dedup(0, true);
     wait_for_shared(2 * MIB); /* from before the mount */
     ck_assert_int_eq(ht_store_background_pause(s, "dedup"), 0);
-    a = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
+    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB);
     usleep(300000);
     ck_assert_uint_eq(figures().shared_bytes, 2 * MIB);
     ck_assert_uint_eq(engine("dedup").state, HT_BACKGROUND_PAUSED);
@@ -500,8 +442,6 @@ TEST(the_engine_finds_them_by_itself)
     expect_stored(a, p, MIB);
     ck_assert_uint_gt(engine("dedup").bytes, 0);
     ck_assert_int_eq(ht_store_background_pause(s, "nothing"), -ENOENT);
-    put_object(a);
-    free(p);
 }
 
 /* The commit period is an hour. */
@@ -509,23 +449,19 @@ TEST_LOOP(the_first_pass_begins_when_reserves_are_complete, 2)
 {
     fresh(32, false);
     uint8_t *p = noise(2 * MIB, 1);
-    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    (void)synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    struct ht_obj *b = synced_object(HT_CHUNK_BYTES, 0, p, 2 * MIB);
     uint64_t oid = ht_obj_id(b);
-    put_object(a);
-    put_object(b);
     commit_ms = 3600000;
     mount_for_dedup(0, true);
     b = get_object(oid);
     if (_i)
         ck_assert_int_eq(ht_obj_rewrite_reserve(b, 2 * MIB), 0);
     ht_store_reserves_complete(s);
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes == 0; ms++)
-        usleep(1000);
+    WAIT_FOR(figures().passes > 0);
     ck_assert_uint_eq(figures().passes, 1);
     ck_assert_uint_eq(figures().shared_bytes, _i ? 0 : 2 * MIB);
     expect_stored(b, p, 2 * MIB);
-    put_object(b);
-    free(p);
 }
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one pair. */
@@ -537,7 +473,7 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
 
     fresh(32, false);
     uint8_t *p = noise(N * SMALL, 1);
-    struct ht_obj *a = synced_object(SMALL, 0, p, N * SMALL), *b = synced_object(SMALL, 0, p, N * SMALL);
+    synced_pair(SMALL, p, p, N * SMALL);
     ht_store_reserves_complete(s);
     dev_set_delay(dev, slow ? 6 : 0);
     for (unsigned i = 0; i < 100 && figures().shared_bytes < N * SMALL; i++) {
@@ -549,9 +485,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     dev_set_delay(dev, 0);
     ck_assert_uint_eq(figures().shared_bytes, N * SMALL);
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT);
-    put_object(a);
-    put_object(b);
-    free(p);
 }
 
 /* Writes and syncs other content until the engine has made so many passes more. */
@@ -565,7 +498,6 @@ static void wait_for_passes(uint64_t passes)
         usleep(1000);
     }
     ck_assert_uint_ge(figures().passes, end);
-    put_object(o);
 }
 
 /* A checksum that is wrong, or the same for different bytes. */
@@ -576,21 +508,17 @@ TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
     memcpy(q, p, MIB);
     if (_i)
         collide(p, q, MIB, ht_store_layout(s)->salt);
-    struct ht_obj *a = synced_object(HT_CHUNK_BYTES, 0, p, MIB), *b = synced_object(HT_CHUNK_BYTES, 0, q, MIB);
-    put_object(a);
-    put_object(b);
+    synced_pair(HT_CHUNK_BYTES, p, q, MIB);
     if (!_i)
         ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, true);
     mount_for_dedup(0, true);
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && !(figures().different + figures().skipped + figures().shared_bytes); ms++)
-        usleep(1000);
+    WAIT_FOR(figures().different + figures().skipped + figures().shared_bytes > 0);
     wait_for_passes(3);
     ht_fault_disarm_all();
     ck_assert_uint_eq(figures().different, _i);
     ck_assert_uint_eq(figures().skipped, _i ? 0 : 2);
     ck_assert_uint_eq(figures().compared_bytes, 2 * MIB);
     ck_assert_uint_eq(figures().shared_bytes, 0);
-    free(p);
 }
 
 /* More pairs than wait at once: they share in few transactions, and nothing waits for a pair. */
@@ -606,7 +534,6 @@ TEST(a_pass_shares_thousands_of_pairs)
     for (uint64_t i = 0; i < 2 * N; i++)
         put_all(o, i * SMALL, p + i * 4096, 4096);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    put_object(o);
     commit_ms = 3600000; /* until the next pass */
     mount_for_dedup(0, true);
     uint64_t transactions = stats().log.groups;
@@ -614,7 +541,6 @@ TEST(a_pass_shares_thousands_of_pairs)
     wait_for_shared((uint64_t)N * 4096);
     ck_assert_uint_le(figures().passes, 1); /* all in the first one */
     ck_assert_uint_lt(stats().log.groups - transactions, N / 8);
-    free(p);
 }
 
 /* ----------------------------------------------------------- beside others */
@@ -631,7 +557,7 @@ struct writer {
 static void *write_main(void *arg)
 {
     struct writer *w = arg;
-    uint8_t *content[4], *got = malloc(SMALL);
+    uint8_t *content[4], *got = test_alloc(SMALL);
 
     for (unsigned k = 0; k < 4; k++)
         content[k] = noise(SMALL, k);
@@ -656,9 +582,6 @@ static void *write_main(void *arg)
         if (r % 2)
             usleep(r % 2000);
     }
-    for (unsigned k = 0; k < 4; k++)
-        free(content[k]);
-    free(got);
     return NULL;
 }
 

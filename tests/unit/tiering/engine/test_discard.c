@@ -61,11 +61,6 @@ static void setup(void)
     fresh(32, false);
 }
 
-static void teardown(void)
-{
-    done();
-}
-
 TEST(what_became_free_is_discarded_once_the_log_is_durable)
 {
     struct ht_obj *kept = stored('k', BYTES), *gone = stored('g', BYTES);
@@ -351,4 +346,4 @@ TEST(the_engine_discards_beside_writers)
     ck_assert_uint_eq(on_device('k'), BYTES);
 }
 
-RUN_TESTS("discard", .setup = setup, .teardown = teardown, .timeout_s = 120)
+RUN_TESTS("discard", .setup = setup, .teardown = done, .timeout_s = 120)

@@ -29,7 +29,7 @@ static void setup(void)
 {
     fresh(STORE_MIB, false);
     ht_store_set_compress(s, all_may, NULL);
-    bytes = malloc(COLD * (size_t)MIB);
+    bytes = test_alloc(COLD * (size_t)MIB);
     for (unsigned i = 0; i < COLD; i++)
         content_bf16(bytes + i * (size_t)MIB, MIB, i);
     memcpy(bytes, bytes + 7 * MIB, MIB);
@@ -48,9 +48,6 @@ static void teardown(void)
 {
     expect_content();
     ht_store_verify(s, true);
-    put_object(cold);
-    put_files();
-    free(bytes);
     done();
 }
 

@@ -235,7 +235,6 @@ TEST(it_takes_no_room_from_what_is_dirty)
     ck_assert_uint_eq(obj_stat(dirty).dirty_bytes, 7 * MIB);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 4 * MIB);
     expect(dirty, 0, p, 7 * MIB);
-    put_object(dirty);
 }
 
 /* The reader gets the error. */
@@ -319,7 +318,6 @@ TEST(a_prefetch_evicts_nothing_that_is_newer_than_on_the_device)
     ck_assert_uint_eq(stats().device_written_bytes, before);
     ck_assert_uint_eq(obj_stat(dirty).resident_bytes, 3 * MIB);
     expect(dirty, 0, want, 3 * MIB);
-    put_object(dirty);
 }
 
 struct client {
@@ -395,7 +393,6 @@ TEST_LOOP(a_device_that_several_wait_for_is_given_nothing_more, 2)
     read_and_feed(o, 0, SMALL);
     ck_assert_uint_gt(stats().readahead_chunks, 0);
     ht_obj_reader_end(&one);
-    put_object(other);
 }
 
 /* With its thread, in a tier that holds a part of the data, beside threads that write and evict. */
@@ -416,7 +413,6 @@ TEST(streams_beside_each_other_read_what_was_written)
     for (unsigned i = 0; i < 4; i++)
         put_object(c[i].o);
     done();
-    free(want);
 }
 
 RUN_TESTS("readahead", .teardown = end, .timeout_s = 60)

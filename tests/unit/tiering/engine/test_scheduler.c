@@ -276,8 +276,7 @@ TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
 
 static void wait_for_rests(struct fake *f, uint64_t rests)
 {
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && f->rests < rests; ms++)
-        usleep(1000);
+    WAIT_FOR(f->rests >= rests);
     usleep(20000);
     ck_assert_uint_eq(f->rests, rests);
 }

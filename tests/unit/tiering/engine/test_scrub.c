@@ -407,7 +407,7 @@ TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
         ck_assert_int_eq(ht_store_scrub_stop(s), -ESRCH);
     }
     ck_assert_int_eq(ht_store_scrub_start(s), 0);
-    free(p); /* and it is unmounted while it runs, at 1,000 bytes a second */
+    /* It is unmounted while it runs, at 1,000 bytes a second. */
 }
 
 /* A paused lane has no thread. If none begins, the caller ends the run itself. */
@@ -527,11 +527,8 @@ TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
         wait_for_end();
     }
     enough = true;
-    for (unsigned i = 0; i < THREADS; i++) {
+    for (unsigned i = 0; i < THREADS; i++)
         pthread_join(l[i].thread, NULL);
-        put_object(l[i].o);
-        free(l[i].p);
-    }
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.runs, 30);
     ck_assert_uint_eq(st.found, 0);
@@ -687,10 +684,6 @@ TEST_LOOP(what_changes_beside_a_repair_stays_changed, PHASES *CHANGES)
     b.o = get_object(oid);
     b.other = get_object(other);
     expect_changed(&b);
-    put_object(b.o);
-    put_object(b.other);
-    free(b.q);
-    free(b.p);
 }
 
 /* While the bytes are read for the first owner, one owner gets others: that read says nothing about the other owner. */
@@ -712,10 +705,6 @@ TEST_LOOP(bad_bytes_are_found_for_the_owner_that_still_has_them, 2)
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_ge(st.run_found, 1); /* 2: the change came late */
     expect(b.o, 0, b.q, BIG);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(owner); i++)
-        put_object(owner[i]);
-    free(b.p);
-    free(b.q);
 }
 
 TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)

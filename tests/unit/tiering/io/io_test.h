@@ -8,13 +8,10 @@
  */
 #pragma once
 
-#include <check.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 #include "tests/support/dev.h"
+#include "tests/support/suite.h"
 #include "tiering/io/io_priv.h"
 
 enum kind { RAM_512, RAM_4096, A_FILE, LOOP_512, LOOP_4096, GIVEN, KINDS };
@@ -122,13 +119,13 @@ __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t
     return dev;
 }
 
+/* Nobody need free it, as that of test_alloc(). */
 __attribute__((unused)) static uint8_t *aligned(size_t bytes)
 {
     void *p = NULL;
 
     ck_assert_int_eq(posix_memalign(&p, 4096, bytes), 0);
-    memset(p, 0, bytes);
-    return p;
+    return test_keep(memset(p, 0, bytes));
 }
 
 /* Every 8 bytes encode their offset and their version. */

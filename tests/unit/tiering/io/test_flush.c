@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Flushes that callers share, and the volatile cache of a memory device. */
 #include "io_test.h"
-#include "tests/support/suite.h"
 #include "tiering/base/activity.h"
 #include "tiering/io/rings.h"
 
@@ -26,7 +25,6 @@ static void write_block(uint64_t n, uint8_t with)
 
     memset(buf, with, BLOCK);
     ck_assert_int_eq(ht_dev_write(dev, n * BLOCK, buf, BLOCK), 0);
-    free(buf);
 }
 
 static void *flush_main(void *arg)
@@ -267,7 +265,6 @@ TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
         dev_power_off(&dev, 1, seed);
         uint8_t *buf = aligned(BLOCK);
         ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EIO);
-        free(buf);
         dev_power_on(dev);
         ck_assert_uint_eq(sectors_of(0, 1), BLOCK / 512);
         kept += sectors_of(1, 2);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gate.c - threads at the gate of a device: who waits, what lets them go, and the counts. */
 #include "io_test.h"
-#include "tests/support/suite.h"
 #include "tiering/io/gate.h"
 
 #define DEV_BYTES (8 * HT_MIB)
@@ -72,7 +71,6 @@ static void *read_main(void *arg)
 
     (void)ht_io_class_set(r->io_class);
     int rc = ht_dev_read(dev, 0, buf, PIECE);
-    free(buf);
     return (void *)(intptr_t)rc;
 }
 
@@ -309,7 +307,6 @@ static void *busy_main(void *arg)
 
     while (!stop)
         ck_assert_int_eq(ht_dev_read(dev, 0, buf, PIECE), 0);
-    free(buf);
     return NULL;
 }
 
@@ -326,7 +323,6 @@ static void *lower_main(void *arg)
         ck_assert_int_eq(ht_dev_read(dev, 0, buf, PIECE), 0);
         ht_permit_put(&p);
     }
-    free(buf);
     return NULL;
 }
 

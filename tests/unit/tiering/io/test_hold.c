@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include "io_test.h"
-#include "tests/support/suite.h"
 
 #define DEV_BYTES (64 * HT_MIB)
 #define BLOCK 4096u
@@ -95,7 +94,6 @@ TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
     ck_assert_int_eq(ht_dev_read(dev, 0, buf, BLOCK), 0);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EROFS);
     ht_dev_close(dev);
-    free(buf);
 }
 
 TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
@@ -110,7 +108,6 @@ TEST_LOOP(closing_and_opening_again_works_at_once, PLACES)
         ck_assert_int_eq(ht_dev_flush(dev), 0);
         ht_dev_close(dev);
     }
-    free(buf);
 }
 
 /*
@@ -225,8 +222,6 @@ TEST_LOOP(the_hold_of_a_killed_process_lasts_until_its_last_write, PLACES)
         }
         ht_dev_close(dev);
     }
-    free(ours);
-    free(seen);
 }
 
 /* stderr goes here, so that the messages of refusals can be looked at. */

@@ -3,7 +3,6 @@
 #include <math.h>
 
 #include "io_test.h"
-#include "tests/support/suite.h"
 #include "tiering/io/rate.h"
 
 #define SECOND UINT64_C(1000000000)
@@ -299,7 +298,6 @@ static uint64_t transfer(struct ht_dev *dev, enum ht_io_op op, uint64_t bytes)
                          0);
         slowest_ns = ht_max_u64(slowest_ns, ht_now_ns() - began_ns);
     }
-    free(buf);
     return slowest_ns;
 }
 
@@ -352,7 +350,6 @@ TEST_RANGE(only_large_requests_count_for_bandwidth, RAM_4096, LOOP_512)
         ck_assert_uint_eq(written.waiting_ns, 0);
         ck_assert_uint_eq(read.bytes, 0);
     }
-    free(buf);
     ht_dev_close(dev);
 }
 
@@ -442,7 +439,6 @@ TEST(flushes_discards_and_refused_requests_count_for_nothing)
     ck_assert_uint_eq(ended_bytes(dev, HT_DIRECTION_WRITE), 2 * HT_MIB);
     ht_mutex_unlock(&dev->flight_lock);
     ht_dev_close(dev);
-    free(buf);
 }
 
 static void *load_main(void *dev)

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include "io_test.h"
 #include "tests/support/recorder.h"
-#include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 
 #define DEV_BYTES (4 * HT_MIB)
@@ -47,14 +46,18 @@ static bool begin(int kind)
     return true;
 }
 
-static void finish(struct log *log)
+static void close_device(void)
 {
-    free(log->entries);
-    free(log->bytes);
-    free(base);
-    unlink(log_path);
     ht_ring_free(ring);
     ht_dev_close(dev);
+    dev = NULL;
+}
+
+static void finish(void)
+{
+    if (dev)
+        close_device();
+    unlink(log_path);
 }
 
 static struct log read_log(void)
@@ -66,14 +69,14 @@ static struct log read_log(void)
 
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(fstat(fd, &st), 0);
-    log.bytes = malloc((size_t)st.st_size);
+    log.bytes = test_alloc((size_t)st.st_size);
     ck_assert_int_eq(read(fd, log.bytes, (size_t)st.st_size), st.st_size);
     close(fd);
     ck_assert_uint_eq(ht_le64_load(log.bytes), 0x6a736677736872u);
     ck_assert_uint_eq(ht_le64_load(log.bytes + 8), 1);
     log.count = ht_le64_load(log.bytes + 16);
     ck_assert_uint_eq(ht_le32_load(log.bytes + 24), SECTOR);
-    log.entries = calloc(log.count + 1, sizeof(*log.entries));
+    log.entries = test_alloc((log.count + 1) * sizeof(*log.entries));
     for (size_t i = 0; i < log.count; i++) {
         struct entry *e = &log.entries[i];
         const uint8_t *head = log.bytes + at;
@@ -132,8 +135,6 @@ static void check_replay_is_the_device(const struct log *log)
         apply(image, &log->entries[i]);
     ck_assert_int_eq(ht_dev_read(dev, 0, now, DEV_BYTES), 0);
     ck_assert(memcmp(image, now, DEV_BYTES) == 0);
-    free(image);
-    free(now);
 }
 
 static void write_block(struct ht_ring *with, uint64_t block, uint64_t version)
@@ -143,7 +144,6 @@ static void write_block(struct ht_ring *with, uint64_t block, uint64_t version)
 
     fill(buf, block * BLOCK, BLOCK, version);
     ck_assert_int_eq(ht_ring_run(with, &io, 1), 0);
-    free(buf);
 }
 
 static bool is_write(const struct entry *e, uint64_t block, uint64_t version, uint64_t flags)
@@ -177,7 +177,6 @@ TEST_LOOP(writes_flushes_and_marks_are_logged_in_order, KINDS)
     ck_assert(is_write(&log.entries[3], 2, 2, 0));
     ck_assert_uint_eq(log.entries[4].flags, MARK);
     check_replay_is_the_device(&log);
-    finish(&log);
 }
 
 TEST_LOOP(a_write_beside_a_flush_is_not_made_durable_by_it, KINDS)
@@ -220,9 +219,7 @@ TEST_LOOP(a_write_beside_a_flush_is_not_made_durable_by_it, KINDS)
     ck_assert(is_filled(d.image + 2 * BLOCK, 2 * BLOCK, BLOCK, 2));
     ck_assert(is_filled(d.image + 3 * BLOCK, 3 * BLOCK, BLOCK, 2));
     check_replay_is_the_device(&log);
-    free(d.image);
     ht_ring_free(other);
-    finish(&log);
 }
 
 #define THREADS 4u
@@ -287,8 +284,6 @@ TEST_LOOP(what_flushes_of_many_threads_promised_is_durable_in_the_log, KINDS)
         marks++;
     }
     ck_assert_uint_gt(marks, THREADS * 10);
-    free(d.image);
-    finish(&log);
 }
 
 TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
@@ -307,7 +302,6 @@ TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
     ck_assert_str_eq(log.entries[0].text, text);
     ck_assert_int_eq(recorder_stop(dev), -ENOENT);
     ck_assert_int_eq(recorder_mark(dev, "x"), -ENOENT);
-    finish(&log);
 }
 
 TEST(a_second_recorder_leaves_the_first_alone)
@@ -321,18 +315,14 @@ TEST(a_second_recorder_leaves_the_first_alone)
     write_block(ring, 1, 1);
     struct log log = stop();
     ck_assert_uint_eq(log.count, 1);
-    finish(&log);
 }
 
 TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
 {
-    struct log none = {0};
-
     ck_assert(begin(RAM_512));
     ck_assert_int_eq(recorder_stop(dev), 0);
     ck_assert_int_eq(recorder_start(dev, "/dev/full"), -ENOSPC);
     write_block(ring, 1, 1);
-    finish(&none);
 }
 
 /* All writes have one order, addresses follow each other, and a flush of one device does not cover the other. */
@@ -363,22 +353,15 @@ TEST(devices_recorded_together_share_one_order)
     ck_assert_uint_eq(log.entries[4].flags, FLUSH);
     ck_assert_int_eq(recorder_stop(second), -ENOENT);
     ht_dev_close(second);
-    free(buf);
-    finish(&log);
 }
 
 TEST(closing_ends_a_recording)
 {
     ck_assert(begin(RAM_512));
     write_block(ring, 1, 1);
-    ht_ring_free(ring);
-    ht_dev_close(dev);
+    close_device();
     struct log log = read_log();
     ck_assert_uint_eq(log.count, 1);
-    free(log.entries);
-    free(log.bytes);
-    free(base);
-    unlink(log_path);
 }
 
-RUN_TESTS("recorder", .timeout_s = 120)
+RUN_TESTS("recorder", .teardown = finish, .timeout_s = 120)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rings behave the same on every kind of device; each test runs on every kind. */
 #include "io_test.h"
-#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 #define DEV_BYTES (16 * HT_MIB)
@@ -30,7 +29,6 @@ static bool begin_with(int kind, unsigned depth, size_t bytes)
     return begin(kind, depth);
 }
 
-/* Of each test; those that registered memory call it before they free that. */
 static void finish(void)
 {
     if (ring) {
@@ -38,9 +36,7 @@ static void finish(void)
         ht_ring_free(ring);
         ht_dev_close(dev);
     }
-    free(buffer);
     ring = NULL;
-    buffer = NULL;
 }
 
 static int run_one(enum ht_io_op op, uint64_t offset, void *buf, uint32_t len)
@@ -135,7 +131,7 @@ TEST_LOOP(more_requests_than_the_ring_is_deep, KINDS)
 
     if (!begin(_i, DEPTH))
         return;
-    ios = calloc(COUNT, sizeof(*ios));
+    ios = test_alloc(COUNT * sizeof(*ios));
     uint8_t *buf = aligned((size_t)COUNT * BLOCK);
     for (unsigned i = 0; i < COUNT; i++) {
         uint64_t offset = (uint64_t)(i * 7 % COUNT) * BLOCK;
@@ -153,8 +149,6 @@ TEST_LOOP(more_requests_than_the_ring_is_deep, KINDS)
     }
     ck_assert_int_eq(ht_ring_run(ring, ios, COUNT), 0);
     ck_assert(is_filled(buf, 0, (size_t)COUNT * BLOCK, 5));
-    free(buf);
-    free(ios);
 }
 
 TEST_LOOP(kick_starts_requests_that_nobody_waits_for_yet, KINDS)
@@ -207,15 +201,10 @@ TEST_LOOP(what_is_offered_goes_together, KINDS)
 
 TEST_LOOP(registered_memory_serves_aligned_parts_of_it, KINDS)
 {
-    struct ht_pinned_area areas[2];
-
     if (!begin(_i, 8))
         return;
-    uint8_t *a = aligned(8 * BLOCK);
-    uint8_t *b = aligned(8 * BLOCK);
-    uint8_t *other = aligned(BLOCK);
-    areas[0] = (struct ht_pinned_area){a, 8 * BLOCK, false};
-    areas[1] = (struct ht_pinned_area){b, 8 * BLOCK, false};
+    uint8_t *a = aligned(8 * BLOCK), *b = aligned(8 * BLOCK), *other = aligned(BLOCK);
+    struct ht_pinned_area areas[] = {{a, 8 * BLOCK, false}, {b, 8 * BLOCK, false}};
     ht_ring_register(ring, areas, 2);
     fill(a + BLOCK, 0, 4 * BLOCK, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 0, a + BLOCK, 4 * BLOCK), 0);
@@ -223,10 +212,6 @@ TEST_LOOP(registered_memory_serves_aligned_parts_of_it, KINDS)
     ck_assert(is_filled(b + 4 * BLOCK, 0, 4 * BLOCK, 1));
     ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, other, BLOCK), 0);
     ck_assert(is_filled(other, BLOCK, BLOCK, 1));
-    finish();
-    free(a);
-    free(b);
-    free(other);
 }
 
 /* Completions that a request of this length takes. */
@@ -249,25 +234,20 @@ static unsigned pieces_of(uint32_t len, bool huge)
 TEST_LOOP(large_requests_are_cut_to_what_the_device_takes, KINDS)
 {
     const uint32_t len = (4u << 20) + BLOCK;
-    struct ht_pinned_area area = {.bytes = len, .huge = true};
-    uint8_t *buf, *huge;
 
-    if (!begin(_i, 3))
+    if (!begin_with(_i, 3, len))
         return;
-    buf = aligned(len);
-    area.base = huge = aligned(len);
+    uint8_t *huge = aligned(len);
+    struct ht_pinned_area area = {huge, len, true};
     ht_ring_register(ring, &area, 1);
     /* The first one finds out which requests a raw device does not take from there. */
     ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, huge, len), 0);
-    fill(buf, BLOCK, len, 7);
-    ck_assert_uint_eq(completions_of(HT_IO_WRITE, buf, len), pieces_of(len, false));
+    fill(buffer, BLOCK, len, 7);
+    ck_assert_uint_eq(completions_of(HT_IO_WRITE, buffer, len), pieces_of(len, false));
     ck_assert_uint_eq(completions_of(HT_IO_READ, huge, len), pieces_of(len, true));
     ck_assert(is_filled(huge, BLOCK, len, 7));
     if (_i >= LOOP_512)
         ck_assert_uint_gt(pieces_of(len, false), 3); /* more than the ring is deep */
-    finish();
-    free(buf);
-    free(huge);
 }
 
 TEST_LOOP(a_cut_request_fails_as_a_whole_and_once, KINDS)
@@ -370,29 +350,24 @@ TEST_LOOP(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, KINDS)
     ht_fault_disarm_all();
     uint8_t *buf = aligned(BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
-    free(buf);
 }
 
 TEST_LOOP(commands_that_are_refused_go_without_registered_memory, KINDS)
 {
     enum { LEN = 1 << 20 };
-    struct ht_pinned_area area = {.bytes = LEN};
-    uint8_t *buf;
 
-    if (!begin(_i, 4))
+    if (!begin_with(_i, 4, LEN))
         return;
-    area.base = buf = aligned(LEN);
+    struct ht_pinned_area area = {.base = buffer, .bytes = LEN};
     ht_ring_register(ring, &area, 1);
     ht_fault_arm(HT_FAULT_IO_COMMAND_MEMORY, 1, true);
-    fill(buf, 0, LEN, 1);
-    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, LEN), 0);
-    memset(buf, 0, LEN);
-    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, LEN), 0);
-    ck_assert(is_filled(buf, 0, LEN, 1));
+    fill(buffer, 0, LEN, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buffer, LEN), 0);
+    memset(buffer, 0, LEN);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buffer, LEN), 0);
+    ck_assert(is_filled(buffer, 0, LEN, 1));
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
     ht_fault_disarm_all();
-    finish();
-    free(buf);
 }
 
 TEST_LOOP(counters_tell_what_was_done, KINDS)
@@ -471,7 +446,6 @@ TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
     ck_assert_int_eq(dup2(kept, fd), fd);
     close(kept);
     ck_assert_int_eq(ht_ring_run(ring, ios, 3), 0);
-    free(buf);
 }
 
 #define THREADS 8u
@@ -507,7 +481,6 @@ static void *work(void *arg)
         }
     }
     ht_ring_free(own);
-    free(buf);
     return (void *)bad;
 }
 
@@ -550,7 +523,6 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
     uint8_t *buf = aligned(4 * BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2 - 2 * BLOCK, buf, 4 * BLOCK), -EIO);
     ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2, buf, 4 * BLOCK), -EIO);
-    free(buf);
 }
 
 TEST(an_impossible_ring_or_ram_device_is_refused)
@@ -576,7 +548,6 @@ TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
     ck_assert_str_eq(ht_dev_name(dev), "ram");
     ck_assert_int_eq(dev_touched(dev)[0], 0);
     ck_assert_int_eq(dev_touched(dev)[1], 1);
-    free(buf);
 }
 
 RUN_TESTS("ring", .teardown = finish, .timeout_s = 120)

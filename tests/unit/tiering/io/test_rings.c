@@ -2,7 +2,6 @@
 /* A ring for each thread: whose it is, how long it lives, and that each lack of the kernel costs speed only. */
 #include <sys/wait.h>
 #include "io_test.h"
-#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 #include "tiering/io/rings.h"
 
@@ -34,7 +33,6 @@ static void finish(void)
     ht_fault_disarm_all();
     ht_rings_free(rings);
     ht_dev_close(dev);
-    free(area);
 }
 
 /* Writes and reads back at a place of the thread's own, in registered memory and in other. How often it failed. */
@@ -54,7 +52,6 @@ static uintptr_t work(unsigned place)
         bad += !is_filled(read.buf, offset, 2 * BLOCK, round);
         bad += ht_ring_mine(rings) != ring || ht_ring_mine(NULL) != ring;
     }
-    free(other);
     return bad;
 }
 
@@ -204,7 +201,6 @@ TEST(what_is_shared_reaches_rings_that_are_there_and_others)
     work_in_threads(4);
     ck_assert_uint_eq(rings_with(1, 2), 1); /* those of threads that ended are gone */
     finish();
-    free(more);
 }
 
 static const enum ht_fault_point lacks[] = {
@@ -229,7 +225,6 @@ TEST_LOOP(what_the_kernel_lacks_costs_speed_only, HT_ARRAY_SIZE(lacks) + 1)
         ck_assert_uint_eq(work(5), 0);
         finish();
     }
-    free(more);
 }
 
 TEST(features_are_found_out)

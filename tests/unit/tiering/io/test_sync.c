@@ -2,7 +2,6 @@
 /* Reads, writes and flushes without a ring: any buffer, any length, any thread, any process. */
 #include <sys/wait.h>
 #include "io_test.h"
-#include "tests/support/suite.h"
 
 #define DEV_BYTES (32 * HT_MIB)
 #define BLOCK 4096u
@@ -29,7 +28,6 @@ TEST_LOOP(a_buffer_at_any_address_and_long_transfers_work, KINDS)
         ck_assert_int_eq(ht_dev_flush(dev), 0);
         ck_assert(!ht_dev_needs_flush(dev));
     }
-    free(buf);
     ht_dev_close(dev);
 }
 
@@ -53,7 +51,6 @@ TEST_LOOP(a_refused_request_moves_nothing, KINDS)
     ck_assert_int_eq(ht_dev_read(dev, 0, buf + 1, BLOCK), -EIO);
     dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_dev_flush(dev), -EIO);
-    free(buf);
     ht_dev_close(dev);
 }
 
@@ -109,7 +106,6 @@ TEST_LOOP(a_forked_child_has_a_ring_of_its_own, KINDS)
     ck_assert_ptr_null(write_and_read((void *)2));
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(status, 0);
-    free(buf);
     ht_dev_close(dev);
 }
 

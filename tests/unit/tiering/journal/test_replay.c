@@ -246,7 +246,6 @@ TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
     kv_restore_images(&kv, saved);
 }
 
-/* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
 /* By force: the stale copy holds more than the rest of the newer one, until the damage comes later than its end. */
 TEST(a_copy_left_behind_helps_out_by_force)
 {
@@ -267,6 +266,7 @@ TEST(a_copy_left_behind_helps_out_by_force)
     }
 }
 
+/* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
 TEST(what_was_not_believed_once_stays_gone)
 {
     make_log(true);

@@ -124,14 +124,13 @@ TEST(a_copy_that_rotted_is_not_copied_over_the_one_that_is_out)
     lose(1, HT_IO_WRITE);
     set_some(200);
     size_t bytes = KV_LOG_BYTES;
-    uint8_t *before = malloc(bytes);
+    uint8_t *before = test_alloc(bytes);
     memcpy(before, kv_bytes(&kv, 1, 0), bytes);
     *kv_bytes(&kv, 0, kv.start.pos + 3 * HT_BLOCK_BYTES) ^= 1;
     ck_assert_int_eq(ht_journal_resync(kv.j), -EUCLEAN);
     ck_assert_mem_eq(before, kv_bytes(&kv, 1, 0), bytes);
     ck_assert(!ht_journal_copy_live(kv.j, 1));
     ck_assert_int_eq(kv_set_one(&kv, 5, 5, NOTE), 0);
-    free(before);
     kv_crash(&kv);
 }
 

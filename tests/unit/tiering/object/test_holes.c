@@ -37,24 +37,9 @@ static struct ht_obj *sparse(uint64_t scope)
     return o;
 }
 
-static void publish(uint64_t scope)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
-    ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + (1 << 18), &tx), 0);
-    ht_scope_publish(s, scope, false, tx);
-    commit_durably(tx);
-}
-
 static void take_back(uint64_t scope)
 {
     ck_assert_int_eq(ht_scope_abort(s, scope), 0);
-}
-
-static void finish(struct ht_obj *o)
-{
-    done();
 }
 
 TEST(punched_before_they_were_stored)
@@ -68,7 +53,6 @@ TEST(punched_before_they_were_stored)
         ck_assert_uint_le(stats().meta_bytes, before + SLACK);
     }
     ck_assert_uint_eq(stats().meta_bytes, before);
-    finish(o);
 }
 
 /* Published chunks keep their memory until the record that ends them: a commit must find them again. */
@@ -90,14 +74,13 @@ TEST(punched_or_cut_off_after_they_were_stored)
         ck_assert_uint_eq(stats().meta_bytes, before);
         ck_assert_int_eq(ht_obj_seek(o, 0, false), -ENXIO);
     }
-    finish(o);
 }
 
 TEST(taken_back_by_an_abort)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(7);
-    publish(7);
+    publish_scope_at_once(7);
     uint64_t before = stats().meta_bytes;
     for (uint64_t i = 1; i < MANY; i++)
         write_at(o, i);
@@ -106,18 +89,17 @@ TEST(taken_back_by_an_abort)
     ck_assert_int_eq(ht_obj_seek(o, 0, false), -ENXIO);
     /* Its content stays. */
     write_at(o, 5);
-    publish(7);
+    publish_scope_at_once(7);
     write_at(o, 6);
     take_back(7);
     ck_assert_int_eq(ht_obj_seek(o, 0, false), (int64_t)(5 * stride));
-    finish(o);
 }
 
 TEST(refused_for_want_of_space)
 {
     fresh(24, false);
     struct ht_obj *o = sparse(0), *full = object(HT_CHUNK_BYTES, 0);
-    uint8_t *mib = calloc(1, MIB);
+    uint8_t *mib = test_alloc(MIB);
     uint64_t off = 0;
     ssize_t n;
     while ((n = ht_obj_write(full, off, mib, MIB)) > 0)
@@ -129,9 +111,6 @@ TEST(refused_for_want_of_space)
     for (uint64_t i = 1; i < MANY; i++)
         ck_assert_int_eq(ht_obj_write(o, i * stride, block, BLOCK), -ENOSPC);
     ck_assert_uint_eq(stats().meta_bytes, before);
-    free(mib);
-    put_object(full);
-    finish(o);
 }
 
 TEST(set_aside_and_given_back)
@@ -144,7 +123,6 @@ TEST(set_aside_and_given_back)
     ck_assert_uint_gt(stats().meta_bytes, before + 200 * 100);
     ck_assert_int_eq(ht_obj_punch(o, size_of_all(), 200 * stride), 0);
     ck_assert_uint_eq(stats().meta_bytes, before);
-    finish(o);
 }
 
 TEST(pinned_and_found_to_be_holes)
@@ -160,14 +138,13 @@ TEST(pinned_and_found_to_be_holes)
         unpin(&l, 0);
     }
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
-    finish(o);
 }
 
 TEST(replayed_and_ended_by_a_later_record)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
-    uint64_t oid = ht_obj_id(o), before = stats().meta_bytes;
+    uint64_t before = stats().meta_bytes;
     for (uint64_t i = 1; i < MANY; i++)
         write_at(o, i);
     ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -175,7 +152,6 @@ TEST(replayed_and_ended_by_a_later_record)
     ck_assert_int_eq(ht_obj_sync(o), 0);
     crash();
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
-    finish(get_object(oid));
 }
 
 /* ------------------------------------------------------------------ threads */
@@ -262,7 +238,7 @@ TEST(all_at_once)
     fresh(64, true);
     for (unsigned i = 0; i < 3; i++)
         shared[i] = sparse(i == 2 ? SCOPE : 0);
-    publish(SCOPE);
+    publish_scope_at_once(SCOPE);
     uint64_t before = stats().meta_bytes;
     atomic_store(&stop, false);
     for (uintptr_t i = 0; i < THREADS; i++)
@@ -272,7 +248,7 @@ TEST(all_at_once)
         if (i % 3 == 0)
             take_back(SCOPE);
         else if (i % 3 == 1)
-            publish(SCOPE);
+            publish_scope_at_once(SCOPE);
         if (i % 5 == 0)
             ck_assert_int_eq(background_scrub(s), 0);
     }
@@ -283,7 +259,7 @@ TEST(all_at_once)
     for (unsigned i = 0; i < 3; i++)
         ck_assert_int_eq(ht_obj_truncate(shared[i], 0), 0);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    publish(SCOPE);
+    publish_scope_at_once(SCOPE);
     ck_assert_uint_le(stats().meta_bytes, before + SHARES_BYTES_MAX);
 }
 

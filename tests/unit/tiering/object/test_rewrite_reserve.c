@@ -176,9 +176,7 @@ TEST_LOOP(a_thread_waits_for_space_that_another_one_has_borrowed, 2)
     dev_stall_at(dev, HT_IO_WRITE, 1); /* the writeback engine may be quicker */
     put_all(o, 0, p + 2, MIB);
     ck_assert_int_eq(pthread_create(&thread[0], NULL, clean_main, &first), 0);
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && (reserve_left() || !dev_is_stalled(dev)); ms++)
-        usleep(1000);
-    ck_assert_uint_eq(reserve_left(), 0);
+    WAIT_FOR(!reserve_left() && dev_is_stalled(dev));
     ck_assert_uint_lt(stats().available_bytes, MIB);
     if (!staged)
         put_all(o, last * MIB, p + last * MIB + 1, MIB);

@@ -30,6 +30,13 @@ static void open_shm(struct ht_obj *o)
     ck_assert_int_eq(ht_obj_shm_open_for(o, 0, &fd), 0);
 }
 
+/* And others may store into the file. */
+static void open_for_stores(struct ht_obj *o)
+{
+    open_shm(o);
+    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+}
+
 static uint8_t *map(size_t size)
 {
     uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -62,26 +69,10 @@ static void expect_mapped(const uint8_t *mapped, size_t size, unsigned seed)
     ck_assert_int_eq(memcmp(mapped, p, size), 0);
 }
 
-/* All content of a scope durable. */
-static void commit(uint64_t scope)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
-    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
-    ht_scope_publish(s, scope, false, tx);
-    commit_durably(tx);
-}
-
 static void abort_scope(void)
 {
     ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
     ck_assert_int_eq(ht_scope_shm_restore(s, SCOPE), 0);
-}
-
-static void crash_without(struct ht_obj *o)
-{
-    crash();
 }
 
 TEST(file_shows_content_whoever_changes_it)
@@ -122,13 +113,10 @@ TEST(file_is_as_large_as_the_object)
     ck_assert_int_eq(ht_obj_write(o, SHARE, p, 10), -ENOSPC);
     ck_assert_uint_eq(file_size(), 5 * MIB - 10 + SIZE);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    uint64_t oid = ht_obj_id(o);
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 5 * MIB - 10, p, SIZE);
     expect(o, 100, zero, 5 * MIB - 110);
-    put_object(o);
     munmap(m, 5 * MIB);
 }
 
@@ -136,14 +124,13 @@ TEST(dirty_images_move_in)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, 0);
-    uint64_t oid = ht_obj_id(o), dirty = stats().dram_dirty_bytes;
+    uint64_t dirty = stats().dram_dirty_bytes;
     open_shm(o);
     ck_assert_uint_eq(stats().dram_dirty_bytes, dirty);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_eq(stats().dram_dirty_bytes, 0);
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect_pattern(o, SIZE, 1);
 }
 
@@ -153,17 +140,14 @@ TEST(stores_behind_what_is_dirty_are_found)
 
     start();
     struct ht_obj *o = written(BEGIN, 1, 0);
-    uint64_t oid = ht_obj_id(o);
     ck_assert_int_eq(ht_obj_truncate(o, END), 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     uint8_t *m = map(END), *p = pattern(END, 1);
     memcpy(m + BEGIN, p + BEGIN, END - BEGIN);
     munmap(m, END);
     ht_obj_shm_close(o);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 0, p, END);
 }
 
@@ -194,7 +178,7 @@ TEST(updates_go_into_the_very_pages)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     open_shm(o);
     uint8_t *m = map(SIZE);
     for (unsigned i = 0; i < 3; i++) {
@@ -207,14 +191,12 @@ TEST(updates_go_into_the_very_pages)
     ck_assert_uint_eq(m[MIB - 1], 0xa0);
     ck_assert_uint_eq(m[2 * MIB - 1], 0xa1);
     ck_assert_uint_eq(m[SIZE - 1], 0xa2);
-    uint64_t oid = ht_obj_id(o);
     uint8_t *want = test_alloc(SIZE);
     memcpy(want, m, SIZE);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     munmap(m, SIZE);
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 0, want, SIZE);
 }
 
@@ -224,7 +206,7 @@ TEST(updates_after_the_end_leave_no_image)
     start();
     struct ht_obj *o = written(8 * MIB, 1, SCOPE);
     uint8_t *p = pattern(MIB, 2), *zero = test_alloc(MIB);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
     open_shm(o);
     for (unsigned i = 5; i < 8; i++) {
@@ -246,27 +228,23 @@ TEST(unseen_stores_are_found)
 {
     start();
     struct ht_obj *o = written(5 * MIB + 10, 1, SCOPE);
-    uint64_t oid = ht_obj_id(o);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     ck_assert_int_eq(ht_obj_truncate(o, 7 * MIB + 1), 0); /* with a hole */
-    commit(SCOPE);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    publish_scope_at_once(SCOPE);
+    open_for_stores(o);
     uint8_t *m = map(7 * MIB + 1), *want = test_alloc(7 * MIB + 1);
     uint64_t before = obj_stat(o).device_written_bytes;
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     ck_assert_uint_eq(obj_stat(o).device_written_bytes, before);
     m[3 * MIB + 17] ^= 1;
     m[6 * MIB + 1] = 5; /* in the hole */
     memcpy(want, m, 7 * MIB + 1);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     ck_assert_uint_eq(obj_stat(o).device_written_bytes, before + 2 * MIB);
     m[7 * MIB] = 9; /* not committed */
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 0, want, 7 * MIB + 1);
-    put_object(o);
     munmap(m, 7 * MIB + 1);
 }
 
@@ -274,22 +252,18 @@ TEST(unseen_stores_beside_writes_are_found)
 {
     start();
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-    uint64_t oid = ht_obj_id(o);
     ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     uint8_t *m = map(MIB);
     m[900000] = 1;
     put_all(o, 10, (const uint8_t *)"x", 1);
     m[800000] = 2;
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 900000, (const uint8_t *)"\1", 1);
     expect(o, 800000, (const uint8_t *)"\2", 1);
     expect(o, 10, (const uint8_t *)"x", 1);
-    put_object(o);
     munmap(m, MIB);
 }
 
@@ -304,8 +278,7 @@ TEST(stores_reserve_a_rewrite)
     start();
     struct ht_obj *o = written(4 * MIB, 1, 0), *filler = object(HT_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     uint8_t *m = map(4 * MIB), *p = pattern(MIB, 2);
     fill(filler, p);
     memset(m, 7, 4 * MIB);
@@ -324,9 +297,8 @@ TEST(abort_writes_old_bytes_into_the_file)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
-    commit(SCOPE);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    publish_scope_at_once(SCOPE);
+    open_for_stores(o);
     uint8_t *m = map(6 * MIB);
     m[5] ^= 1; /* no call announced this store */
     abort_scope();
@@ -343,7 +315,7 @@ TEST(abort_writes_old_bytes_into_the_file)
     expect_mapped(m, SIZE, 1);
     expect_pattern(o, SIZE, 1);
     m[7] = 99;
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     expect(o, 7, (const uint8_t *)"c", 1);
     munmap(m, 6 * MIB);
     ht_obj_shm_close(o);
@@ -353,7 +325,7 @@ TEST(abort_without_stores)
 {
     start();
     struct ht_obj *o = written(SIZE, 1, SCOPE);
-    commit(SCOPE);
+    publish_scope_at_once(SCOPE);
     open_shm(o);
     uint8_t *m = map(SIZE), *p = pattern(SIZE, 2);
     put_all(o, 0, p, SIZE);
@@ -397,8 +369,7 @@ TEST(memory_goes_to_who_wants_it_after_it_is_back)
     start();
     struct ht_obj *a = written(8 * MIB, 1, 0), *b = written(6 * MIB, 2, 0);
     ck_assert_int_eq(ht_obj_sync(a), 0);
-    open_shm(a);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(a), 0);
+    open_for_stores(a);
     uint8_t *m = map(8 * MIB);
     int second;
     ck_assert_int_eq(ht_obj_shm_open_for(b, 0, &second), -ENOSPC);
@@ -445,8 +416,7 @@ TEST(back_and_out_again_takes_no_chunk)
         ht_store_lock(s);
         ht_chunk_watch_begin(&watch, o, 0);
         ht_store_unlock(s);
-        open_shm(o);
-        ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+        open_for_stores(o);
         ht_store_lock(s);
         ht_chunk_watch_end(&watch);
         ht_store_unlock(s);
@@ -558,8 +528,7 @@ TEST(clones_have_their_own_bytes)
     start();
     struct ht_obj *a = written(SIZE, 1, 0), *b = written(SIZE, 2, 0), *c = object(HT_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_obj_sync(a), 0);
-    open_shm(a);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(a), 0);
+    open_for_stores(a);
     uint8_t *m = map(SIZE);
     m[100] = 77;
     ck_assert_int_eq(ht_obj_clone(a, 0, c, 0, SIZE), SIZE);
@@ -576,7 +545,7 @@ static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
 {
     struct ht_obj *copy = object(HT_CHUNK_BYTES, 0);
     uint64_t size = ht_obj_size(o);
-    uint8_t *want = malloc(size);
+    uint8_t *want = test_alloc(size);
 
     memset(m + off, 0x5a, 1000);
     memcpy(want, m, size);
@@ -588,7 +557,6 @@ static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
         done += (uint64_t)n;
     }
     expect(copy, 0, want, size);
-    free(want);
     put_object(copy);
 }
 
@@ -596,8 +564,7 @@ TEST(stores_behind_the_former_end_are_read_and_copied)
 {
     start();
     struct ht_obj *o = written(MIB + 5000, 1, 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     uint8_t *m = map(5 * MIB);
     ck_assert_int_eq(ht_obj_truncate(o, 4 * MIB + 100), 0);
     expect_stored(o, m, 3 * MIB + 7);
@@ -617,8 +584,7 @@ TEST(step_reads_what_was_stored_behind_the_former_end)
 {
     start();
     struct ht_obj *o = written(5000, 1, 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     ck_assert_int_eq(ht_obj_truncate(o, 3 * MIB), 0);
     uint8_t *m = map(3 * MIB);
     m[2 * MIB + 1] = 0x5a;
@@ -649,11 +615,10 @@ static void *change(void *arg)
 
 static void *read_all(void *arg)
 {
-    uint8_t *p = malloc(5 * MIB);
+    uint8_t *p = test_alloc(5 * MIB);
 
     while (!stop)
         ck_assert_int_ge(ht_obj_read(shared, 0, p, 5 * MIB), 0);
-    free(p);
     return NULL;
 }
 
@@ -688,8 +653,7 @@ TEST(stores_during_a_search_are_found_by_the_next)
     ck_assert_int_eq(ht_obj_sync(shared), 0);
     for (unsigned i = 0; i < ROUNDS; i++) {
         pthread_t thread;
-        open_shm(shared);
-        ck_assert_int_eq(ht_obj_shm_expect_stores(shared), 0);
+        open_for_stores(shared);
         uint8_t *m = map(BYTES), last;
         stop = false;
         searches = 0;
@@ -718,10 +682,8 @@ TEST(stores_during_a_write_are_not_in_it)
 {
     start();
     struct ht_obj *o = written(MIB, 1, 0);
-    uint64_t oid = ht_obj_id(o);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    open_shm(o);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    open_for_stores(o);
     uint8_t *m = map(MIB), *want = test_alloc(MIB);
     m[17] ^= 1;
     memcpy(want, m, MIB);
@@ -733,10 +695,8 @@ TEST(stores_during_a_write_are_not_in_it)
     dev_stall(dev, false);
     pthread_join(thread, NULL);
     ht_obj_shm_close(o);
-    crash_without(o);
-    o = same_object(oid);
+    o = after(crash, o);
     expect(o, 0, want, MIB);
-    put_object(o);
     munmap(m, MIB);
 }
 
@@ -830,24 +790,21 @@ TEST(truncation_beside_everything_else)
 
     start();
     shared = written(SIZE, 1, 0);
-    open_shm(shared);
-    ck_assert_int_eq(ht_obj_shm_expect_stores(shared), 0);
+    open_for_stores(shared);
     stop = false;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
         pthread_create(&t[i], NULL, mains[i], NULL);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
         pthread_join(t[i], NULL);
-    uint64_t oid = ht_obj_id(shared), size = ht_obj_size(shared);
+    uint64_t size = ht_obj_size(shared);
     ck_assert_uint_eq(file_size(), size);
     uint8_t *m = map(size), *want = test_alloc(size);
     memcpy(want, m, size);
     expect(shared, 0, want, size);
     ck_assert_int_eq(ht_obj_sync(shared), 0);
     ht_obj_shm_close(shared);
-    crash_without(shared);
-    struct ht_obj *o = same_object(oid);
+    struct ht_obj *o = after(crash, shared);
     expect(o, 0, want, size);
-    put_object(o);
     munmap(m, size);
 }
 

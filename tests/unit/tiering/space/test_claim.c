@@ -152,14 +152,13 @@ TEST(a_claim_that_is_undone_leaves_each_byte)
 
     make(2);
     struct ht_super sb = store;
-    uint8_t *before = malloc(DEVICE_BYTES);
+    uint8_t *before = test_alloc(DEVICE_BYTES);
     memcpy(before, ht_dev_ram_data(devs[1]), DEVICE_BYTES);
     ck_assert_int_eq(ht_claim_take(&sb, devs, count, &claim), 0);
     ck_assert_int_ne(memcmp(before, ht_dev_ram_data(devs[1]), DEVICE_BYTES), 0);
     ht_claim_undo(claim, &sb);
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(devs[1]), DEVICE_BYTES), 0);
     ck_assert_uint_eq(sb.writer, 0);
-    free(before);
     drop();
 }
 

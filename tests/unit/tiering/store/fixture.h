@@ -119,6 +119,7 @@ static inline void close_store(void)
 {
     put_held();
     ht_store_close(s);
+    s = NULL;
 }
 
 static inline void unmount_store(void)
@@ -126,6 +127,7 @@ static inline void unmount_store(void)
     put_held();
     ck_assert_int_eq(ht_store_unmount(s), 0);
     ht_store_close(s);
+    s = NULL;
 }
 
 static inline void done(void)
@@ -134,7 +136,6 @@ static inline void done(void)
     ht_store_verify(s, false);
     unmount_store();
     ht_dev_close(dev);
-    s = NULL;
 }
 
 /* For run_tests(): after a test, unless it is done itself. */
@@ -153,12 +154,32 @@ static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
     return hold_object(o);
 }
 
+/* Of 256 bytes that repeat, and change with each 8 KiB: most are copied, because sanitizers make arithmetic slow. */
 static inline uint8_t *pattern(size_t n, unsigned seed)
 {
     uint8_t *p = test_alloc(n);
 
-    for (size_t i = 0; i < n; i++)
-        p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
+    for (size_t at = 0; at < n; at += 256) {
+        size_t len = ht_min_u64(256, n - at);
+        if (at % 8192)
+            memcpy(p + at, p + at - 256, len);
+        else
+            for (size_t i = at; i < at + len; i++)
+                p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
+    }
+    return p;
+}
+
+/* Its chunks are all different, unlike chunks of pattern(). */
+static inline uint8_t *noise(size_t n, uint64_t seed)
+{
+    uint8_t *p = test_alloc(n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (i % 8 == 0)
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        p[i] = (uint8_t)(seed >> (56 - i % 8));
+    }
     return p;
 }
 
@@ -263,6 +284,17 @@ static inline void publish_scope(uint64_t scope)
 
     ck_assert_int_eq(ht_scope_commit(s, scope, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+/* The same in one transaction of the caller. */
+static inline void publish_scope_at_once(uint64_t scope)
+{
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
+    ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + (1 << 18), &tx), 0);
+    ht_scope_publish(s, scope, false, tx);
+    commit_durably(tx);
 }
 
 /* A file of which each chunk has the content of that one. */

@@ -82,11 +82,7 @@ TEST(space_comes_back_with_the_last_owner_in_any_order)
         for (int i = 1; publish && i < 3; i++)
             ck_assert_int_eq(ht_obj_sync(o[i]), 0);
         if (again) {
-            uint64_t oid[3];
-            for (int i = 0; i < 3; i++) {
-                oid[i] = ht_obj_id(o[i]);
-                put_object(o[i]);
-            }
+            uint64_t oid[] = {ht_obj_id(o[0]), ht_obj_id(o[1]), ht_obj_id(o[2])};
             remount();
             for (int i = 0; i < 3; i++)
                 ck_assert_ptr_nonnull(o[i] = get_object(oid[i]));
@@ -160,8 +156,6 @@ TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
         a = get_object(oid);
         ck_assert_ptr_nonnull(a);
         expect(a, 0, p, 4 * MIB);
-        put_object(a);
-        free(q);
         done();
     }
 }
@@ -227,16 +221,12 @@ TEST(a_remount_counts_the_owners)
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 7);
     struct ht_obj *o[3] = {synced_object(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
-    uint64_t oid[3];
+    uint64_t oid[] = {ht_obj_id(o[0]), ht_obj_id(o[1]), ht_obj_id(o[2])};
     clone_all(o[0], o[1]);
     clone_all(o[0], o[2]);
     ck_assert_int_eq(ht_obj_truncate(o[2], 2 * MIB + 10), 0); /* sees less of the last chunk */
     ck_assert_int_eq(ht_store_commit(s), 0);
     uint64_t free_bytes = stats().free_bytes;
-    for (int i = 0; i < 3; i++) {
-        oid[i] = ht_obj_id(o[i]);
-        put_object(o[i]);
-    }
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     crash();
     ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
@@ -548,13 +538,8 @@ TEST(chunks_in_many_pieces_are_shared_too)
         clone_all(a, b);
         ck_assert_int_eq(ht_store_commit(s), 0);
         if (k & 2) {
-            for (unsigned i = 1; i < n; i += 2) {
-                put_object(o[i]);
-                o[i] = NULL;
-            }
             crash();
             ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
-            filler = NULL;
             a = get_object(oid[0]);
             b = get_object(oid[1]);
         }
@@ -656,14 +641,6 @@ static uint64_t same_until(struct ht_obj *a, struct ht_obj *b, uint64_t off, boo
     return end;
 }
 
-static uint64_t device_reads(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(s, &st);
-    return st.device_read_bytes;
-}
-
 TEST(objects_are_compared_by_their_places)
 {
     enum { N = 3000 }; /* more than one run has */
@@ -683,13 +660,13 @@ TEST(objects_are_compared_by_their_places)
     put_all(b, 1500 * SMALL + 7, p, 1);
     put_all(b, 1502 * SMALL, p + 1502, 1); /* equal bytes in another place */
     ck_assert_int_eq(ht_obj_sync(b), 0);
-    uint64_t before = device_reads();
+    uint64_t before = stats().device_read_bytes;
     ck_assert_uint_eq(same_until(a, b, 0, true), 1500 * SMALL);
     ck_assert_uint_eq(same_until(a, b, 1500 * SMALL + 9, false), 1501 * SMALL);
     ck_assert_uint_eq(same_until(a, b, 1501 * SMALL, true), 1502 * SMALL);
     ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), UINT64_MAX);
     ck_assert_uint_eq(same_until(a, b, HT_FILE_BYTES_MAX, true), UINT64_MAX);
-    ck_assert_uint_eq(device_reads(), before);
+    ck_assert_uint_eq(stats().device_read_bytes, before);
     ck_assert_int_eq(ht_obj_truncate(b, 2000 * SMALL + 5), 0);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ck_assert_uint_eq(same_until(a, b, 1503 * SMALL, true), 2000 * SMALL);

@@ -231,12 +231,8 @@ TEST(a_deleted_object_frees_nothing_in_the_vault)
 {
     struct ht_obj *o = committed(false);
     uint64_t available = ht_store_available(s);
-    struct ht_tx *tx;
 
-    ck_assert_int_eq(ht_tx_begin(s, 1000, &tx), 0);
-    ht_obj_delete(o, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    put_object(o);
+    delete (o);
     commit();
     ck_assert_uint_eq(cold_bytes(), 0);
     ck_assert_uint_eq(ht_store_available(s), available);
@@ -434,16 +430,12 @@ TEST(a_reader_begins_again_in_another_object)
     struct ht_obj *first = committed(true), *second = cold_object();
     struct ht_obj_reader r = {0};
     uint8_t *buf = test_alloc(2 * MIB);
-    struct ht_tx *tx;
 
     ck_assert_int_eq(ht_obj_read_for(first, &r, 0, buf, 2 * MIB), 2 * MIB);
     ck_assert_int_eq(memcmp(buf, content, 2 * MIB), 0);
     ck_assert_ptr_eq(r.obj, first);
     ck_assert_uint_gt(r.streams.up.window, 0);
-    ck_assert_int_eq(ht_tx_begin(s, 1000, &tx), 0);
-    ht_obj_delete(first, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    put_object(first); /* the reader still has it */
+    delete (first); /* the reader still has it */
     ck_assert_int_eq(ht_obj_read_for(second, &r, 3 * MIB, buf, MIB), MIB);
     ck_assert_int_eq(memcmp(buf, content + 3 * MIB, MIB), 0);
     ck_assert_ptr_eq(r.obj, second);

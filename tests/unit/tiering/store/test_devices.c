@@ -60,6 +60,8 @@ static void make(void)
 
 static void end(void)
 {
+    if (s)
+        unmount_store();
     for (unsigned i = 0; i < DEVICES; i++)
         if (devs[i])
             ht_dev_close(devs[i]);
@@ -114,7 +116,6 @@ TEST(chunks_spread_over_equal_devices)
     ck_assert_uint_eq(w.chunks[1], BYTES / MIB / 2);
     ck_assert_int_eq(device(0).log, HT_LOG_COPY_WRITTEN);
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_WRITTEN);
-    unmount_store();
 }
 
 TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
@@ -143,7 +144,6 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     ht_obj_evict(o);
     for (unsigned i = 0; i < BYTES / MIB; i += 3)
         expect(o, i * MIB, newer + i * MIB, MIB);
-    put_object(o);
     close_store(); /* a crash */
     /* The device returns: it is brought up to date, and later writes are neither lost nor undone. */
     ck_assert_int_eq(try_mount(3, false), 0);
@@ -159,7 +159,6 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
     for (unsigned i = 0; i < BYTES / MIB; i++)
         if (w.on[i] == gone)
             expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
-    unmount_store();
 }
 
 TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
@@ -176,7 +175,6 @@ TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
     struct ht_batch_pin l = {.store = s, .count = 1, .chunk[0] = {o, index, HT_BATCH_PIN_UPDATE, 0, NULL, false}};
     ck_assert_int_eq(ht_batch_pin_begin(&l), -EIO);
     ck_assert_uint_eq(stats().read_errors, errors + 1);
-    unmount_store();
 }
 
 TEST(what_a_missing_member_holds_is_no_space)
@@ -196,7 +194,6 @@ TEST(what_a_missing_member_holds_is_no_space)
     ck_assert_uint_ge(end_at, 56 * MIB);
     unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount_store();
 }
 
 TEST(members_that_changed_apart_are_refused)
@@ -212,7 +209,6 @@ TEST(members_that_changed_apart_are_refused)
     ck_assert_int_eq(try_mount(3, false), -EXDEV);
     ck_assert_int_eq(try_mount(3, true), -EXDEV);
     ck_assert_int_eq(try_mount(1, true), 0);
-    unmount_store();
 }
 
 /* -------------------------------------------------------- failing in mid-run */
@@ -334,7 +330,6 @@ TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
     dev_fail(devs[1], HT_IO_WRITE, 0, false);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount_store();
 }
 
 /* Some of its record may have been written, and it is out: that is on record before anything is that it lacks. */
@@ -351,7 +346,6 @@ TEST_LOOP(a_return_that_may_be_on_record_is_taken_back, 2)
     close_store();
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
-    unmount_store();
 }
 
 /* The member with the last valid superblock does not become stale: only it holds the log's start. */
@@ -376,7 +370,6 @@ TEST_LOOP(superblocks_that_can_be_written_nowhere_are_written_later, 2)
     ck_assert_int_eq(try_mount(3, false), 0);
     struct ht_obj *o = same_object(oid);
     expect(o, 0, content, BYTES);
-    unmount_store();
 }
 
 /* A superblock is written (it is to name the feature first), and nothing else. */
@@ -477,7 +470,6 @@ TEST(a_member_left_behind_does_not_stand_for_the_store)
     ck_assert_int_eq(try_mount(3, false), 0);
     unmount_store();
     ck_assert_int_eq(try_mount(2, true), 0);
-    unmount_store();
 }
 
 TEST(a_bad_place_is_not_used_again)
@@ -499,7 +491,6 @@ TEST(a_bad_place_is_not_used_again)
     unmount_store();
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, 0);
-    unmount_store();
 }
 
 TEST(a_staged_update_goes_elsewhere_too)
@@ -517,7 +508,6 @@ TEST(a_staged_update_goes_elsewhere_too)
     unpin(&l, 15);
     fail_all(devs[0], false);
     expect(o, 0, newer, 4 * MIB);
-    unmount_store();
 }
 
 /* The chunks of a range are placed with the first chunk that has a place. */
@@ -538,11 +528,7 @@ TEST(a_range_stays_together)
         memcpy(l.chunk[1].data, newer + i * MIB, MIB);
         unpin(&l, 3);
     }
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
-    ht_scope_publish(s, 9, false, tx);
-    commit_durably(tx);
+    publish_scope_at_once(9);
     struct where of[2];
     for (unsigned k = 0; k < 2; k++) {
         oid = ht_obj_id(k ? state : p);
@@ -552,7 +538,6 @@ TEST(a_range_stays_together)
         ck_assert_uint_gt(of[k].chunks[1], 0);
     }
     ck_assert_int_eq(memcmp(of[0].on, of[1].on, sizeof(of[0].on)), 0);
-    unmount_store();
 }
 
 /* ------------------------------------------------------------ failed flushes */
@@ -634,11 +619,7 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
     uint64_t ids[] = {ht_obj_id(a), ht_obj_id(b)};
     fail_all(devs[bad], true);
     ck_assert_int_eq(ht_obj_sync(a), 0);
-    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
-    ht_scope_publish(s, 9, false, tx);
-    commit_durably(tx);
+    publish_scope_at_once(9);
     ck_assert(!ht_store_read_only(s));
     ck_assert_uint_le(stats().total_bytes, 64 * MIB);
     ck_assert_int_eq(ht_store_commit(s), 0);
@@ -650,7 +631,6 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
         expect(o, 0, newer + k * 4 * MIB, 4 * MIB);
         put_object(o);
     }
-    unmount_store();
 }
 
 TEST(what_died_with_its_device_is_told_to_its_owner_alone)
@@ -669,7 +649,6 @@ TEST(what_died_with_its_device_is_told_to_its_owner_alone)
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     dev_fail(devs[1], HT_IO_READ, 0, false);
     fail_all(devs[1], false);
-    unmount_store();
 }
 
 /* -------------------------------------------------------- not answering */
@@ -713,7 +692,6 @@ TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
     ck_assert_int_ne(device(1).health, HT_HEALTH_NOT_ANSWERING);
     ht_obj_evict(o);
     expect(o, 0, newer, MIB);
-    unmount_store();
 }
 
 /* Half of the chunks go to each device. */
@@ -731,7 +709,6 @@ TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
     dev_stall(devs[_i], false);
     pthread_join(thread, NULL);
     expect(o, 0, newer, CHUNKS * MIB);
-    unmount_store();
 }
 
 RUN_TESTS("devices", .teardown = end, .timeout_s = 120)

@@ -69,8 +69,7 @@ TEST(a_flipped_byte_is_an_error_never_wrong_data)
     uint8_t byte;
     ck_assert_int_eq(ht_obj_read(o, index * MIB, &byte, 1), -EIO);
     expect(o, (index + 1) * MIB, p + (index + 1) * MIB, MIB);
-    struct ht_store_stats st = stats();
-    ck_assert_uint_eq(st.checksum_errors, 1);
+    ck_assert_uint_eq(stats().checksum_errors, 1);
     /* Overwriting it whole heals it. */
     put_all(o, index * MIB, p, MIB);
     expect(o, index * MIB, p, MIB);
@@ -96,11 +95,7 @@ TEST(a_scope_changes_together_or_not_at_all)
     uint8_t *p = pattern(MIB, 6), *q = pattern(MIB, 7);
     put_all(a, 0, p, MIB);
     put_all(b, 0, p, 70000);
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_scope_publish(s, 9, false, tx);
-    commit_durably(tx);
+    publish_scope_at_once(9);
     put_all(a, 0, q, MIB);
     put_all(b, 10, q, 70000);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
@@ -218,11 +213,7 @@ TEST(a_lost_staged_write_is_never_hidden)
     fresh(64, false);
     uint8_t *p = pattern(20 * MIB, 10);
     struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, p, 20 * MIB);
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_scope_publish(s, 9, false, tx);
-    commit_durably(tx);
+    publish_scope_at_once(9);
     struct ht_batch_pin l = {.store = s, .count = 1};
     fill_protected_set(&l, o, 1, 20);
     ck_assert_int_eq(take(&l, o, 0), 0);
@@ -274,8 +265,7 @@ TEST(what_is_updated_over_and_over_stays)
     }
     expect(o, 0, p, N * MIB);
     ht_obj_unprotect(o);
-    ht_store_stats(s, &st);
-    ck_assert_uint_eq(st.dram_protected_bytes, 0);
+    ck_assert_uint_eq(stats().dram_protected_bytes, 0);
 }
 
 TEST(scratch_is_not_protected_and_costs_no_write)
@@ -287,28 +277,24 @@ TEST(scratch_is_not_protected_and_costs_no_write)
     ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
     hold_object(o);
     uint8_t *p = pattern(4 * MIB, 11);
-    struct ht_store_stats before, after;
-    ht_store_stats(s, &before);
+    uint64_t before = stats().device_written_bytes;
     put_all(o, 0, p, 4 * MIB);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    ht_store_stats(s, &after);
-    ck_assert_uint_lt(after.device_written_bytes - before.device_written_bytes, MIB);
+    ck_assert_uint_lt(stats().device_written_bytes - before, MIB);
     expect(o, 0, p, 4 * MIB);
     ht_obj_scratch_drop(o, 1, 1);
     memset(p + MIB, 0, MIB);
     expect(o, 0, p, 4 * MIB);
-    ht_store_stats(s, &after);
-    ck_assert_uint_eq(after.scratch_dropped_bytes, MIB);
+    ck_assert_uint_eq(stats().scratch_dropped_bytes, MIB);
     ht_obj_scratch_drop(o, 0, UINT64_MAX);
-    ht_store_stats(s, &after);
-    ck_assert_uint_eq(after.dram_dirty_bytes, 0);
-    ck_assert_uint_eq(after.scratch_dropped_bytes, 4 * MIB);
-    ck_assert_uint_eq(after.scratch_written_bytes, 0);
+    struct ht_store_stats st = stats();
+    ck_assert_uint_eq(st.dram_dirty_bytes, 0);
+    ck_assert_uint_eq(st.scratch_dropped_bytes, 4 * MIB);
+    ck_assert_uint_eq(st.scratch_written_bytes, 0);
     uint8_t *more = pattern(12 * MIB, 12); /* the tier has 8 */
     put_all(o, 0, more, 12 * MIB);
-    ht_store_stats(s, &after);
-    ck_assert_uint_ge(after.scratch_written_bytes, 4 * MIB);
+    ck_assert_uint_ge(stats().scratch_written_bytes, 4 * MIB);
     ht_obj_scratch_drop(o, 0, UINT64_MAX);
     uint64_t oid = ht_obj_id(o);
     remount();
@@ -318,19 +304,14 @@ TEST(scratch_is_not_protected_and_costs_no_write)
 TEST(space_comes_back_after_deletion)
 {
     fresh(32, false);
-    struct ht_store_stats before, after;
-    ht_store_stats(s, &before);
+    struct ht_store_stats before = stats(), after;
     uint8_t *p = pattern(MIB, 12);
     for (int round = 0; round < 50; round++) {
         struct ht_obj *o = synced_object(round % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0, p, MIB);
-        struct ht_tx *tx;
-        ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-        ht_obj_delete(o, tx);
-        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-        put_object(o);
+        delete (o);
     }
     ck_assert_int_eq(ht_store_commit(s), 0);
-    ht_store_stats(s, &after);
+    after = stats();
     ck_assert_uint_eq(after.free_bytes, before.free_bytes);
     ck_assert_uint_eq(after.reserved_bytes, 0);
     ck_assert_uint_eq(after.log.reserved_bytes, before.log.reserved_bytes);
@@ -344,11 +325,7 @@ TEST(freed_space_waits_for_the_log)
     uint64_t oid = ht_obj_id(a), end = 0;
     uint8_t *p = pattern(6 * MIB, 13), *q = pattern(MIB, 14);
     put_synced(a, 0, p, 6 * MIB);
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_obj_delete(a, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    put_object(a);
+    delete (a);
     /* Uses up all space, including that of a. */
     while (ht_obj_write(b, end, q, MIB) == MIB) {
         end += MIB;
@@ -415,8 +392,7 @@ TEST(many_threads_do_not_disturb_each_other)
 TEST(an_object_deleted_while_it_is_written_leaves_nothing)
 {
     fresh(32, false);
-    struct ht_store_stats before, after;
-    ht_store_stats(s, &before);
+    struct ht_store_stats before = stats(), after;
     for (int published = 0; published < 2; published++) {
         struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
         ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
@@ -433,7 +409,7 @@ TEST(an_object_deleted_while_it_is_written_leaves_nothing)
         unpin(&l, 1);
         put_object(o);
     }
-    ht_store_stats(s, &after);
+    after = stats();
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.available_bytes, before.available_bytes);
 }
@@ -488,13 +464,12 @@ TEST(a_truncation_is_published_wholly_or_not_at_all)
     ck_assert_int_eq(pthread_create(&thread, NULL, cut_to_nothing, o), 0);
     nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* it waits for the chunk */
     ck_assert_int_eq(ht_store_commit(s), 0);
-    void *image = malloc(32 * MIB);
+    void *image = test_alloc(32 * MIB);
     memcpy(image, ht_dev_ram_data(dev), 32 * MIB);
     unpin(&l, 0);
     pthread_join(thread, NULL);
     close_store();
     memcpy(ht_dev_ram_data(dev), image, 32 * MIB);
-    free(image);
     mount_with(false, false);
     o = get_object(oid);
     bool cut = ht_obj_size(o) == 0;

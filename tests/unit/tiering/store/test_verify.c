@@ -9,6 +9,7 @@
 #include "tiering/object/refcount.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
+#include "tests/support/wrong.h"
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { CHUNK = 64 << 10, CHUNKS = 12, SCOPE = 77 };
@@ -52,194 +53,194 @@ static struct ht_image *image(uint64_t index)
 
 /* ------------------------------------------------------------------- errors */
 
-static void two_newest_references(void)
+WRONG(two_newest_references)
 {
     chunk(1)->flags |= HT_CH_GONE;
 }
 
-static void a_hole_over_nothing(void)
+WRONG(a_hole_over_nothing)
 {
     chunk(3)->flags &= (uint8_t)~HT_CH_PUB & 0x3f;
 }
 
-static void a_cut_that_shows_more(void)
+WRONG(a_cut_that_shows_more)
 {
     chunk(CHUNKS - 1)->cur.visible = CHUNK;
 }
 
-static void a_cut_of_another_place(void)
+WRONG(a_cut_of_another_place)
 {
     chunk(CHUNKS - 1)->cur.checksum++;
 }
 
-static void a_reference_longer_than_its_space(void)
+WRONG(a_reference_longer_than_its_space)
 {
     chunk(5)->pub.visible = CHUNK / 2;
     chunk(5)->pub.stored = CHUNK / 2;
 }
 
-static void two_kinds_of_holders(void)
+WRONG(two_kinds_of_holders)
 {
     chunk(5)->exclusive = chunk(5)->shared = 1;
 }
 
-static void a_write_that_holds_nothing(void)
+WRONG(a_write_that_holds_nothing)
 {
     chunk(5)->writing = 1;
 }
 
-static void no_log_bytes(void)
+WRONG(no_log_bytes)
 {
     chunk(0)->flags &= (uint8_t)~HT_CH_LOG_RESERVED & 0x3f;
 }
 
-static void a_leaf_with_another_count(void)
+WRONG(a_leaf_with_another_count)
 {
     ht_chunk_leaf(chunk(1))->unpublished++;
 }
 
-static void a_node_with_other_unpublished_chunks(void)
+WRONG(a_node_with_other_unpublished_chunks)
 {
     ((struct ht_node *)o->extra->root)->mask[HT_MARK_UNPUBLISHED] ^= 1;
 }
 
-static void a_node_with_other_busy_chunks(void)
+WRONG(a_node_with_other_busy_chunks)
 {
     ((struct ht_node *)o->extra->root)->mask[HT_MARK_BUSY] ^= 1;
 }
 
-static void a_node_with_other_idle_chunks(void)
+WRONG(a_node_with_other_idle_chunks)
 {
     ((struct ht_node *)o->extra->root)->mask[HT_MARK_IDLE] ^= 1;
 }
 
-static void a_leaf_that_misses_a_busy_chunk(void)
+WRONG(a_leaf_that_misses_a_busy_chunk)
 {
     ((struct ht_leaf *)ht_chunk_leaf(chunk(1)))->busy ^= 1u << 1;
 }
 
-static void a_leaf_of_nothing(void)
+WRONG(a_leaf_of_nothing)
 {
     ck_assert_ptr_nonnull(ht_chunk_make(o, 1000));
 }
 
-static void a_dirty_chunk_too_many(void)
+WRONG(a_dirty_chunk_too_many)
 {
     o->dirty++;
 }
 
-static void blocks_that_nothing_names(void)
+WRONG(blocks_that_nothing_names)
 {
     o->stored_blocks++;
 }
 
-static void shared_blocks_that_nothing_names(void)
+WRONG(shared_blocks_that_nothing_names)
 {
     ht_obj_extra(o)->shared_blocks++;
 }
 
-static void prealloc_of_no_chunk(void)
+WRONG(prealloc_of_no_chunk)
 {
     ht_obj_extra(o)->prealloc_blocks++;
 }
 
-static void an_image_of_another_chunk(void)
+WRONG(an_image_of_another_chunk)
 {
     image(0)->index = 9;
 }
 
-static void an_image_without_a_chunk(void)
+WRONG(an_image_without_a_chunk)
 {
     chunk(0)->slot = HT_SLOT_NONE;
 }
 
-static void an_image_that_was_put(void)
+WRONG(an_image_that_was_put)
 {
     ht_arena_put(s->arena, chunk(5)->slot);
 }
 
-static void bytes_from_behind_their_end(void)
+WRONG(bytes_from_behind_their_end)
 {
     image(0)->valid_lo = image(0)->valid_hi + 1;
 }
 
-static void a_dirty_image_that_nobody_counted(void)
+WRONG(a_dirty_image_that_nobody_counted)
 {
     image(5)->dirty = true;
 }
 
-static void a_protected_image_that_nobody_counted(void)
+WRONG(a_protected_image_that_nobody_counted)
 {
     image(5)->protected = true;
 }
 
-static void an_image_read_ahead_that_nobody_counted(void)
+WRONG(an_image_read_ahead_that_nobody_counted)
 {
     image(5)->readahead = true;
 }
 
-static void dirty_bytes_of_no_image(void)
+WRONG(dirty_bytes_of_no_image)
 {
     s->flow.dirty_bytes += CHUNK;
 }
 
-static void a_published_chunk_too_many(void)
+WRONG(a_published_chunk_too_many)
 {
     s->objects.chunks++;
 }
 
-static void memory_of_no_table(void)
+WRONG(memory_of_no_table)
 {
     s->objects.tables_bytes += 64;
 }
 
-static void a_promise_to_nobody(void)
+WRONG(a_promise_to_nobody)
 {
     ht_obj_extra(o)->log_chunks++;
 }
 
-static void an_object_that_is_not_counted(void)
+WRONG(an_object_that_is_not_counted)
 {
     s->objects.count--;
 }
 
-static void a_change_on_no_list(void)
+WRONG(a_change_on_no_list)
 {
     ht_list_del(&o->touched);
 }
 
-static void a_list_of_another_scope(void)
+WRONG(a_list_of_another_scope)
 {
     o->scope = ht_scope_find(s, SCOPE, true);
 }
 
-static void leaving_and_not_deleted(void)
+WRONG(leaving_and_not_deleted)
 {
     o->leaving = true;
 }
 
-static void dead_and_not_deleted(void)
+WRONG(dead_and_not_deleted)
 {
     o->dead = true;
 }
 
-static void a_reservation_of_nothing(void)
+WRONG(a_reservation_of_nothing)
 {
     ck_assert_int_eq(ht_alloc_reserve(s->alloc, 1), 0);
 }
 
-static void a_reservation_that_is_gone(void)
+WRONG(a_reservation_that_is_gone)
 {
     ht_alloc_unreserve(s->alloc, 1);
 }
 
-static void a_reserve_larger_than_two_copies(void)
+WRONG(a_reserve_larger_than_two_copies)
 {
     ck_assert_int_eq(ht_alloc_reserve(s->alloc, 1), 0);
     ht_obj_extra(o)->rewrite_reserve_left++;
 }
 
-static void a_block_that_nothing_names(void)
+WRONG(a_block_that_nothing_names)
 {
     struct ht_extent e = {.blocks = 1};
 
@@ -248,44 +249,44 @@ static void a_block_that_nothing_names(void)
     ck_assert_int_eq(ht_alloc_mark(s->alloc, &e), 0);
 }
 
-static void a_block_that_is_free_and_named(void)
+WRONG(a_block_that_is_free_and_named)
 {
     struct ht_extent e = ht_ref_extent(&chunk(5)->pub, 0);
 
     ht_alloc_release(s->alloc, &e);
 }
 
-static void a_deferred_free_of_nothing(void)
+WRONG(a_deferred_free_of_nothing)
 {
     ht_alloc_pending_free_add(s->alloc, &(struct ht_extent){.blocks = 1});
 }
 
-static void an_owner_too_many(void)
+WRONG(an_owner_too_many)
 {
     ck_assert_int_eq(ht_refcount_add(s, &chunk(5)->pub, true), 0);
 }
 
-static void an_owner_too_few(void)
+WRONG(an_owner_too_few)
 {
     chunk(5)->pub.shared = 0;
 }
 
-static void a_write_of_nothing(void)
+WRONG(a_write_of_nothing)
 {
     s->flow.writing_blocks++;
 }
 
-static void shared_memory_beyond_its_share(void)
+WRONG(shared_memory_beyond_its_share)
 {
     s->opts.shm_bytes = MIB;
 }
 
-static void an_image_in_shared_memory_of_none(void)
+WRONG(an_image_in_shared_memory_of_none)
 {
     ht_obj_extra(shared)->shm = NULL;
 }
 
-static void images_at_each_others_place(void)
+WRONG(images_at_each_others_place)
 {
     struct ht_chunk *a = ht_chunk_find(shared, 0), *b = ht_chunk_find(shared, 1);
     uint32_t slot = a->slot;
@@ -296,7 +297,7 @@ static void images_at_each_others_place(void)
     ht_arena_image(s->arena, b->slot)->index = 1;
 }
 
-static void an_image_after_the_end_of_shared_memory(void)
+WRONG(an_image_after_the_end_of_shared_memory)
 {
     uint8_t *start = ht_arena_data(s->arena, ht_chunk_find(shared, 0)->slot);
     uint32_t slot = ht_arena_attach_external(s->arena, start + 3 * MIB);
@@ -306,67 +307,15 @@ static void an_image_after_the_end_of_shared_memory(void)
     ht_arena_image(s->arena, slot)->valid_hi = MIB;
 }
 
-static void shared_memory_that_is_valid_in_part(void)
+WRONG(shared_memory_that_is_valid_in_part)
 {
     ht_arena_image(s->arena, ht_chunk_find(shared, 0)->slot)->valid_lo = 5;
 }
 
-static void stores_without_shared_memory(void)
+WRONG(stores_without_shared_memory)
 {
     ht_obj_extra(o)->may_be_dirty = true;
 }
-
-static void (*const wrong[])(void) = {
-    two_newest_references,
-    a_hole_over_nothing,
-    a_cut_that_shows_more,
-    a_cut_of_another_place,
-    a_reference_longer_than_its_space,
-    two_kinds_of_holders,
-    a_write_that_holds_nothing,
-    no_log_bytes,
-    a_leaf_with_another_count,
-    a_leaf_that_misses_a_busy_chunk,
-    a_node_with_other_unpublished_chunks,
-    a_node_with_other_busy_chunks,
-    a_node_with_other_idle_chunks,
-    a_leaf_of_nothing,
-    a_dirty_chunk_too_many,
-    blocks_that_nothing_names,
-    shared_blocks_that_nothing_names,
-    prealloc_of_no_chunk,
-    an_image_of_another_chunk,
-    an_image_without_a_chunk,
-    an_image_that_was_put,
-    bytes_from_behind_their_end,
-    a_dirty_image_that_nobody_counted,
-    a_protected_image_that_nobody_counted,
-    an_image_read_ahead_that_nobody_counted,
-    dirty_bytes_of_no_image,
-    a_published_chunk_too_many,
-    memory_of_no_table,
-    a_promise_to_nobody,
-    an_object_that_is_not_counted,
-    a_change_on_no_list,
-    a_list_of_another_scope,
-    leaving_and_not_deleted,
-    dead_and_not_deleted,
-    a_reservation_of_nothing,
-    a_reservation_that_is_gone,
-    a_reserve_larger_than_two_copies,
-    a_block_that_nothing_names,
-    a_block_that_is_free_and_named,
-    a_deferred_free_of_nothing,
-    an_owner_too_many,
-    an_owner_too_few,
-    a_write_of_nothing,
-    shared_memory_beyond_its_share,
-    an_image_in_shared_memory_of_none,
-    images_at_each_others_place,
-    an_image_after_the_end_of_shared_memory,
-    shared_memory_that_is_valid_in_part,
-    stores_without_shared_memory,
-};
 
 /* ------------------------------------------------------------------- tests */
 
@@ -385,11 +334,11 @@ TEST(a_sound_store_passes)
 }
 
 /* Each invariant alone: the state passes until one thing is wrong. */
-TEST_SIGNAL(a_broken_store_ends_the_process, SIGABRT, HT_ARRAY_SIZE(wrong))
+TEST_SIGNAL(a_broken_store_ends_the_process, SIGABRT, wrongs)
 {
     make();
     ht_store_verify(s, true);
-    wrong[_i]();
+    wrong[_i].make();
     ht_store_verify(s, true);
 }
 

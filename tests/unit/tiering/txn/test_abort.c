@@ -25,16 +25,6 @@ static void *shrink(void *arg)
     return NULL;
 }
 
-static void publish(void)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
-    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
-    ht_scope_publish(s, SCOPE, false, tx);
-    commit_durably(tx);
-}
-
 static void take_back(void)
 {
     ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
@@ -83,7 +73,7 @@ TEST(a_write_is_before_an_abort_or_after_it)
 {
     begin();
     put_all(obj, 0, old_bytes, OLD);
-    publish();
+    publish_scope_at_once(SCOPE);
     for (unsigned round = 0; round < ROUNDS; round++) {
         abort_beside(overwrite, round);
         ck_assert_int_eq(result, NEW);
@@ -102,7 +92,7 @@ TEST(a_truncation_is_before_an_abort_or_after_it)
 {
     begin();
     put_all(obj, 0, old_bytes, OLD);
-    publish();
+    publish_scope_at_once(SCOPE);
     for (unsigned round = 0; round < ROUNDS; round++) {
         abort_beside(shrink, round / 8);
         ck_assert_int_eq(result, 0);
@@ -137,14 +127,14 @@ TEST(an_abort_beside_a_change_of_the_chunk_size)
     new_bytes = pattern(NEW, 2);
     obj = object(HT_SMALL_CHUNK_BYTES, SCOPE);
     ck_assert_int_eq(ht_obj_truncate(obj, 4 * MIB), 0);
-    publish();
+    publish_scope_at_once(SCOPE);
     ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
     ck_assert_int_eq(ht_obj_set_chunk_bytes(obj, HT_CHUNK_BYTES), -EBUSY);
     put_all(obj, 0, new_bytes, MIB);
     take_back();
     ck_assert_uint_eq(ht_obj_size(obj), 4 * MIB);
     put_all(obj, 2 * MIB, new_bytes, MIB);
-    publish();
+    publish_scope_at_once(SCOPE);
     obj = after(remount, obj);
     expect(obj, 2 * MIB, new_bytes, MIB);
 }

@@ -140,7 +140,6 @@ static void crash_and_expect(uint64_t value, const uint8_t *bytes)
 {
     uint64_t oid = ht_obj_id(obj);
 
-    put_object(obj);
     close_store();
     mount();
     obj = get_object(oid);
@@ -256,7 +255,6 @@ TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
     crash_and_expect(2, first);
     other = get_object(id);
     expect(other, 0, second, BYTES);
-    put_object(other);
 }
 
 /* New, written, cut, or deleted: then everything has to be published. */
@@ -291,7 +289,6 @@ TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
         overwrite_pinned(obj, 0, second);
         ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
     }
-    put_object(other);
 }
 
 TEST(a_commit_outside_of_roots_asks_for_scope_0)

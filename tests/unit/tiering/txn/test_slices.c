@@ -243,7 +243,7 @@ TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
     pthread_t writer;
 
     setup();
-    seeds = calloc(chunks, 1);
+    seeds = test_alloc(chunks);
     ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
     ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
     for (unsigned k = 0; k < 4; k++) {
@@ -265,8 +265,6 @@ TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
     obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
     expect_seeds();
-    put_object(obj);
-    free(seeds);
 }
 
 /*
@@ -313,8 +311,6 @@ TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
     ck_assert_uint_eq(s->frees.tx_count - before, 1);
     ck_assert_int_eq(ht_obj_truncate(obj, CUT * CHUNK), 0); /* the new size is not published before what it cuts off */
     ck_assert_int_eq(ht_obj_publish_ahead(obj), 0);
-    put_object(obj);
-    put_object(hot);
     close_store(); /* a crash */
     open_store();
     obj = get_object(oid);
@@ -360,7 +356,6 @@ TEST_LOOP(a_file_that_grows_while_a_part_is_published_has_its_new_size, unless_m
     stop = true;
     pthread_join(writer, NULL);
     uint64_t oid = ht_obj_id(obj);
-    put_objects(obj, hot);
     close_store(); /* a crash */
     open_store();
     obj = get_object(oid);
@@ -554,21 +549,13 @@ TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
     publish_scope(SCOPE);
 }
 
-static uint64_t reserved(void)
-{
-    struct ht_store_stats st;
-
-    ht_store_stats(s, &st);
-    return st.log.reserved_bytes;
-}
-
 /* The log has too little room for it at first. */
 TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
 {
     setup();
     fill(0, chunks, 1);
     publish_scope(SCOPE);
-    uint64_t before = reserved();
+    uint64_t before = stats().log.reserved_bytes;
     for (unsigned i = 0; i < 3; i++) {
         struct ht_copy k = {.s = s, .scope = SCOPE, .step = 1};
         struct ht_keep w = {.k = &k};
@@ -577,7 +564,7 @@ TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
         ck_assert_int_eq(ht_keep_make(&w), 0);
         ht_keep_drop(&w);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-        ck_assert_uint_eq(reserved(), before);
+        ck_assert_uint_eq(stats().log.reserved_bytes, before);
     }
 }
 
@@ -624,7 +611,6 @@ TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
     for (size_t i = 0; i < many_count; i++)
         put_object(files[i]);
     many_count = 0;
-    put_object(pair[0]), put_object(pair[1]), put_object(obj), put_object(hot);
     close_store(); /* a crash */
     open_store();
     for (int i = 0; i < 2; i++) {
