@@ -91,7 +91,7 @@ struct ht_hooks {
     /* Cleans a few images. Returns how many, or the error if none could be cleaned. No lock held. */
     int (*make_room)(struct ht_store *s);
     const struct ht_image_ops *shm_images; /* image.h */
-    /* Frees the shared memory of an object, of which no thread has an image. Releases the lock in between. */
+    /* For any object: frees its shared memory, which has no images left. Lock held. */
     void (*free_shm)(struct ht_obj *o);
     /* Any thread; the store's lock may be held. */
     void (*wake_engines)(struct ht_store *s, const struct ht_wakes *w);

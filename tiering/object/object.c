@@ -127,14 +127,14 @@ void ht_obj_put_locked(struct ht_obj *o)
     if (ht_next_uses_forget(&o->s->next_uses, o->oid)) /* readahead looks whether it was the last one */
         o->s->waits.wakes.readahead = o->s->waits.wakes.any = true;
     ht_obj_end_rewrite_reserve(o);
-    bool large = !o->ending && o->extra->height > 1; /* more than one slice frees */
-    if ((large || o->extra->shm) && !o->s->objects.replaying) {
+    if (!o->ending && o->extra->height > 1 && !o->s->objects.replaying) { /* more than one slice frees */
         o->ending = true;
         o->refs = 1;
         ht_list_add_tail(&o->s->objects.ending, &o->touched);
         return;
     }
     release_content(o);
+    o->s->hooks.free_shm(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
     void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
@@ -168,8 +168,6 @@ void ht_obj_free_ended(struct ht_store *s)
         ht_list_del(&o->touched);
         s->objects.ending_now++;
         release_in_slices(o);
-        if (o->refs == 1 && o->extra->shm)
-            s->hooks.free_shm(o);
         ht_obj_put_locked(o);
         if (--s->objects.ending_now == 0)
             pthread_cond_broadcast(&s->waits.settled);
@@ -255,11 +253,8 @@ void ht_obj_put(struct ht_obj *o)
         return;
     struct ht_store *s = o->s;
     ht_store_lock(s);
-    bool has_memory = o->extra->shm != NULL;
     ht_obj_put_locked(o);
     ht_store_unlock(s);
-    if (has_memory) /* at once: other files may want it */
-        ht_obj_free_ended(s);
 }
 
 int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)

@@ -116,8 +116,6 @@ static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     struct ht_store *s = o->s;
     uint64_t size = o->size, until_ns = ht_now_ns() + WAIT_NS_MAX, shut_ns = 0;
 
-    while (s->shm->freeing_bytes && !ht_shm_may_use(s, s->shm->used_bytes + ht_shm_footprint(size)))
-        ht_store_wait(s, &s->waits.settled, 0);
     /* No memory is taken from others for what does not fit even so. */
     if (!ht_shm_may_use(s, s->shm->used_bytes - closed_bytes(s) + ht_shm_footprint(size)))
         return -ENOSPC;
@@ -322,6 +320,6 @@ void ht_obj_shm_close(struct ht_obj *o)
     h->shut_ns = ht_now_ns();
     ht_list_del(&h->link);
     ht_list_add_tail(&s->shm->all, &h->link);
+    ht_obj_put_locked(o);
     ht_store_unlock(s);
-    ht_obj_put(o);
 }

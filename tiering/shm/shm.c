@@ -41,12 +41,6 @@ int ht_shm_setup(struct ht_store *s)
 
 void ht_shm_teardown(struct ht_store *s)
 {
-    HT_UNSHARED(HT_LOCK_STORE);
-    if (s->shm)
-        ht_list_for_each_entry_safe(h, &s->shm->all, struct ht_shm, link) {
-            ht_shared_close(&h->memory);
-            free(h);
-        }
     free(s->shm);
 }
 
@@ -194,7 +188,7 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
     if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
         return 0;
     uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
-    if (!ht_shm_may_use(s, s->shm->used_bytes - s->shm->freeing_bytes + more))
+    if (!ht_shm_may_use(s, s->shm->used_bytes + more))
         return -ENOSPC;
     if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
         return -ENOSPC;
@@ -306,23 +300,14 @@ void ht_shm_free(struct ht_obj *o)
     struct ht_shm *h = o->extra->shm;
     struct ht_store *s = o->s;
 
-    /* bounded: the same: shared memory has chunks of 1 MiB */
-    ht_chunk_for_each_busy(c, o, index) {
-        if (ht_arena_is_external(s->arena, c->slot))
-            ht_chunk_drop_image(o, c, index);
-        ht_chunk_trim(o, index);
-    }
+    if (!h)
+        return;
     ht_obj_extra(o)->shm = NULL;
     ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_stored = ht_obj_extra(o)->shm_reserve = false;
     ht_list_del(&h->link);
     s->shm->count--;
-    s->shm->freeing_bytes += ht_shm_footprint(h->memory.bytes);
-    ht_store_unlock(s); /* the kernel frees page by page */
     ht_shared_close(&h->memory);
-    ht_store_lock(s);
-    s->shm->freeing_bytes -= ht_shm_footprint(h->memory.bytes);
     ht_shm_give(s, ht_shm_footprint(h->memory.bytes));
-    pthread_cond_broadcast(&s->waits.settled);
     free(h);
 }
 
@@ -333,6 +318,12 @@ bool ht_shm_try_free(struct ht_obj *o)
     if (!o->extra->shm || o->extra->shm->is_open || o->extra->may_be_dirty || o->dirty || o->writing ||
         held_behind(o, &any))
         return false;
+    /* bounded: the same: shared memory has chunks of 1 MiB */
+    ht_chunk_for_each_busy(c, o, index) {
+        if (ht_arena_is_external(o->s->arena, c->slot))
+            ht_chunk_drop_image(o, c, index);
+        ht_chunk_trim(o, index);
+    }
     ht_shm_free(o);
     return true;
 }

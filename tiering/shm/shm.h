@@ -31,7 +31,7 @@ void ht_shm_trim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 void ht_shm_touch(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
 /* Counts an edit for each object of the scope into which programs may store (ht_scope_edits). */
 void ht_shm_note_stores(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
-/* Frees the memory, of which no thread has an image. Releases the lock in between. */
+/* Of any object: frees the memory, which holds no images. */
 void ht_shm_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 
 /*

@@ -39,7 +39,7 @@ struct ht_shm_state {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_list all;
         uint32_t count;
-        uint64_t used_bytes, freeing_bytes; /* a part of the former: threads give it back to the system just now */
+        uint64_t used_bytes;
         bool owes;      /* the share, or what is lent of it, is less: an abort needed memory at once */
         uint64_t opens; /* so far */
     };
@@ -78,7 +78,7 @@ int ht_shm_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUI
 /* Memory for the chunk, which the caller holds exclusively. Releases the lock in between. -ENOMEM */
 int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Of any object: frees memory and images, unless it is open, or has dirty or held chunks. May release the lock. */
+/* Of any object: frees memory and images, unless it is open, or has dirty or held chunks. */
 bool ht_shm_try_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Frees the memory of a closed object, unless it is in use again or cannot be written. Begins no write while a device

@@ -429,6 +429,7 @@ static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
         for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b), *next; o; o = next) {
             next = o->next;
             forget_content(o);
+            ht_shm_free(o);
             ht_obj_free_memory(o);
         }
     ht_buckets_free(&s->objects.table);

@@ -6,7 +6,6 @@
  */
 #include "tiering/sys/shared.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/lock.h"
 #include "tiering/sys/mem.h"
 
 #include <sys/mman.h>
@@ -86,8 +85,6 @@ int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes)
 
 void ht_shared_close(struct ht_shared *m)
 {
-    for (uint64_t at = 0; at < m->bytes; at += 4096) /* the kernel frees page by page */
-        ht_lock_step();
     while (m->maps) {
         m->maps--;
         munmap(m->map[m->maps].base, m->map[m->maps].bytes);

@@ -500,29 +500,6 @@ TEST(deleted_while_out)
     munmap(m, SIZE);
 }
 
-/* The kernel frees it page by page, and other threads go on: as the file goes, in both orders, or for another one. */
-TEST_LOOP(memory_is_freed_without_the_lock, 3)
-{
-    enum { LARGE = 11 * MIB, OTHER = 6 * MIB, PAGES = LARGE / 4096 };
-
-    start();
-    struct ht_obj *o = written(LARGE, 1, 0), *other = written(OTHER, 2, 0);
-    ck_assert_int_eq(ht_obj_sync(o), 0);
-    open_shm(o);
-    (void)ht_lock_longest(HT_LOCK_STORE);
-    if (_i == 1)
-        delete (o);
-    ht_obj_shm_close(o);
-    if (_i == 0)
-        delete (o);
-    if (_i == 2)
-        open_shm(other);
-    ck_assert_uint_lt(ht_lock_longest(HT_LOCK_STORE).steps, PAGES / 2); /* counted in builds that check locks */
-    ck_assert_uint_eq(stats().shm_used_bytes, _i == 2 ? OTHER : 0);
-    if (_i == 2)
-        ht_obj_shm_close(other);
-}
-
 TEST(clones_have_their_own_bytes)
 {
     start();
