@@ -72,12 +72,13 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(H
 
     ht_ns_shadow_set(i, NULL);
     revert_xattrs(ns, i);
+    if ((i->flags & HT_NS_PUBLISHED) != 0)
+        i->cur = s->published;
     ht_ns_content_changed(ns, i);
     if ((i->flags & HT_NS_PUBLISHED) == 0) {
         i->flags |= HT_NS_STALE;
         return;
     }
-    i->cur = s->published;
     i->flags &= (uint8_t)~HT_NS_GHOST;
     if (ht_ns_unused(i)) {
         i->flags |= HT_NS_GHOST;

@@ -418,3 +418,10 @@ def test_a_write_to_a_parameter_that_no_step_has_updated_cuts_the_chain(mnt):
     assert [base(9), base(10)] == [0, 9]
     (root / 'late').write_bytes(b'\1' * 4096)
     assert [base(11), base(12)] == [0, 11]
+    with open(root / 'late', 'r+b') as f:  # an abort brings the dtype back, also where a program has the file open
+        os.removexattr(root / 'late', 'user.hitrain.dtype')
+        tell(root, 'abort')
+        assert [base(13), base(14)] == [0, 13]
+        f.write(b'\2' * 4096)
+        f.flush()
+        assert [base(15), base(16)] == [0, 15]

@@ -52,7 +52,8 @@ static void apply(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOC
 void ht_obj_describe(struct ht_obj *o, bool compress, bool tensor, bool changed)
 {
     ht_store_lock(o->s);
-    o->scope->edits += changed && o->tensor != tensor && o->size > 0;
+    /* Scratch is in no delta (note_stores). */
+    o->scope->edits += changed && o->tensor != tensor && o->size > 0 && o->obj_class != HT_CLASS_SCRATCH;
     o->compress = compress;
     o->tensor = tensor;
     ht_store_unlock(o->s);

@@ -54,7 +54,7 @@ static struct ht_obj *object_that_may(uint64_t scope)
 {
     struct ht_obj *o = object(MIB, scope);
 
-    ht_obj_set_compress(o, true);
+    ht_obj_describe(o, true, false, false);
     return o;
 }
 
@@ -124,7 +124,7 @@ TEST(no_frame_comes_before_the_superblock_says_so)
 
 static void forbid(void)
 {
-    ht_obj_set_compress(obj, false);
+    ht_obj_describe(obj, false, false, false);
 }
 
 static void take_scope(void)

@@ -37,11 +37,11 @@ TEST_LOOP(content_whose_frames_are_given_up_has_space_as_it_is, 2)
     ck_assert_int_eq(ht_store_need_features(s, HT_FEAT_REFUSE_PLANES), 0);
     content_bf16(content, FILE_MIB * MIB, 5);
     struct ht_obj *f = object(MIB, 0), *others = object(MIB, 0);
-    ht_obj_set_compress(f, true);
+    ht_obj_describe(f, true, false, false);
     put_all(f, 0, content, FILE_MIB * MIB);
     ck_assert_int_eq(ht_obj_writeback(f), 0);
     ck_assert_uint_lt(obj_stat(f).stored_bytes, FILE_MIB * MIB * 9 / 10);
-    ht_obj_set_compress(f, false);
+    ht_obj_describe(f, false, false, false);
     fail_beside((unsigned)_i);
     uint64_t at = 0;
     while (ht_obj_write(others, at, one, MIB) == MIB && ht_obj_sync(others) == 0)
