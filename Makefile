@@ -278,7 +278,7 @@ CFLAGS_ALL = -std=gnu11 $(LEVEL) -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contr
 # detect_stack_use_after_return are aligned to 32 bytes, and GCC stores 64 there (GCC bug 110027). Code of AVX2 has the same source.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
 isa_flags = $(if $(x86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c -mbmi -mbmi2 -mprfchw)$(if $(filter \
-	%_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma $(if $(filter asan,$(sans)),-fno-sanitize=address)))
+	%_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mprfchw $(if $(filter asan,$(sans)),-fno-sanitize=address)))
 
 # Debian 12 has libfuse 3.14; `make deps` built a newer one there.
 ifneq ($(wildcard $(DEPS)/usr/lib/libfuse3.a),)

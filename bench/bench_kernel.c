@@ -329,6 +329,7 @@ static void bench_forms(const struct arrays *arrays, int runs, bool json)
 {
     static const char *const isa[] = {"avx2", "avx512"};
     static const unsigned forms[] = {HT_FORM_BF16, HT_FORM_DYNAMIC};
+    char *asked = getenv("HITRAIN_KERNEL") ? strdup(getenv("HITRAIN_KERNEL")) : NULL;
 
     if (!json)
         printf("\n  %-34s%8s  %-8s%9s%9s%9s%9s\n", "elements in ns, one thread", "bits", "codecs", "f32", "here",
@@ -338,9 +339,10 @@ static void bench_forms(const struct arrays *arrays, int runs, bool json)
             setenv("HITRAIN_KERNEL", isa[k], 1);
             for (unsigned f = 0; !strcmp(ht_codecs_choose()->name, isa[k]) && f < HT_ARRAY_SIZE(forms); f++)
                 bench_bits(arrays, i, forms[f], ht_codecs_choose(), runs, json);
-            unsetenv("HITRAIN_KERNEL");
         }
     }
+    asked ? setenv("HITRAIN_KERNEL", asked, 1) : unsetenv("HITRAIN_KERNEL");
+    free(asked);
 }
 
 static size_t array_bytes(void)

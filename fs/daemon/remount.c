@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* remount.c - see remount.h. The kernel's table has the flags in force, and the mount itself the daemon's options. */
+/*
+ * remount.c - options of a remount. The kernel's table has the flags in force, and the mount
+ * itself the daemon's options.
+ */
 #include "fs/daemon/daemon_priv.h"
 
 #include <fcntl.h>

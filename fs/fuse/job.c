@@ -15,7 +15,7 @@
  *   job   queued in its lane -> running -> free
  *   lane  made with its first job; ready while it has a queued job and may run one more; free without jobs
  *
- * Invariants, which verify.c asserts:
+ * Invariants, which tests/unit/fs/fuse/verify.c asserts:
  *  1. lane.running <= running_max[kind]; f->jobs.running[kind] <= HT_LANE_THREADS. So a ready lane of a kind finds a
  *     thread, or the number of threads that this kind may have is in use.
  *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and

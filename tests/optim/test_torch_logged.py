@@ -17,9 +17,9 @@ LONG = bool(os.environ.get('HITRAIN_LONG'))
 AFTER = 4   # steps after the last kill
 NAMES = {F32: 'f32', BF16: 'bf16', F16: 'f16'}
 # kernel, steps from one full step to the next, after which steps the daemon is killed
-KILLED = [('scalar', 100, [5]), ('avx2', 4, [7])]
+KILLED = [('scalar', 100, [5]), ('avx512', 4, [7])]
 if LONG:
-    KILLED = [(kernel, every, kills) for kernel in ('scalar', 'avx2')
+    KILLED = [(kernel, every, kills) for kernel in ('scalar', 'avx2', 'avx512')
               for every, kills in ((2, [2, 4]), (4, [3, 7, 8]), (100, [2]), (100, [9]), (100, [3, 6, 7, 12]))]
 
 

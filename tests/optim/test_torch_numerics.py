@@ -303,7 +303,7 @@ def test_parameters_of_two_bytes_are_the_rounded_master(library, monkeypatch, dt
 
 
 @pytest.mark.parametrize('dtype', TORCH_DTYPE)
-@pytest.mark.parametrize('kernel', ['scalar', 'avx2'])
+@pytest.mark.parametrize('kernel', ['scalar', 'avx2', 'avx512'])
 def test_rounding_is_torchs(library, monkeypatch, kernel, dtype):
     bits = np.random.default_rng(4).integers(0, 2 ** 32, 1000000, dtype=np.uint32)
     x = bits.view(np.float32)

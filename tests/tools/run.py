@@ -238,6 +238,8 @@ class Runner:
             env.setdefault('ASAN_OPTIONS', 'strict_string_checks=1:detect_stack_use_after_return=1:clear_shadow_mmap_threshold=524288')
             env.setdefault('UBSAN_OPTIONS', 'print_stacktrace=1')
             env.setdefault('TSAN_OPTIONS', 'second_deadlock_stack=1')
+        if 'asan' in san:
+            env.setdefault('HITRAIN_KERNEL', 'avx2')  # AddressSanitizer does not see into those of AVX-512 (Makefile)
         if san == 'tsan':
             env.setdefault('HITRAIN_LOCK_DELAYS', '1')  # the windows between two locks are wider (tiering/base/lock.h)
         return env

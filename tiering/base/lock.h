@@ -55,7 +55,7 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
 #define HT_LOCK_GIVEN() ((void)0)
 #endif
 
-/* lock.c, in builds that check. what: ends the sentence of the message. */
+/* In builds that check (verify_locks.c). what: ends the sentence of the message. */
 void ht_lock_none_held(const char *what);
 #ifdef HT_LOCK_CHECK
 #define ht_lock_expect_none(what) ht_lock_none_held(what)
