@@ -337,14 +337,18 @@ TEST_RANGE(only_large_requests_count_for_bandwidth, RAM_4096, LOOP_512)
         ht_dev_large_totals(dev, HT_DIRECTION_WRITE, &written);
         ck_assert_uint_eq(written.bytes, 0);
         ck_assert_uint_eq(written.busy_ns, 0);
-        uint64_t began_ns = ht_now_ns();
-        for (unsigned i = 0; i < 256; i++)
-            ck_assert_int_eq(ht_dev_write(dev, 0, buf, HT_RATE_LARGE_BYTES), 0);
-        uint64_t wall_ns = ht_now_ns() - began_ns;
-        ht_dev_large_totals(dev, HT_DIRECTION_WRITE, &written);
+        uint64_t began_ns = ht_now_ns(), wall_ns = 0, all = 0;
+        while (written.bytes == 0 &&
+               wall_ns < 10 * SECOND) { /* periods count when they end: a fast device needs more */
+            for (unsigned i = 0; i < 256; i++)
+                ck_assert_int_eq(ht_dev_write(dev, 0, buf, HT_RATE_LARGE_BYTES), 0);
+            all += 256 * (uint64_t)HT_RATE_LARGE_BYTES;
+            wall_ns = ht_now_ns() - began_ns;
+            ht_dev_large_totals(dev, HT_DIRECTION_WRITE, &written);
+        }
         ht_dev_large_totals(dev, HT_DIRECTION_READ, &read);
         ck_assert_uint_gt(written.bytes, 0);
-        ck_assert_uint_le(written.bytes, 256 * (uint64_t)HT_RATE_LARGE_BYTES);
+        ck_assert_uint_le(written.bytes, all);
         ck_assert_uint_gt(written.busy_ns, 0);
         ck_assert_uint_le(written.busy_ns, wall_ns);
         ck_assert_uint_eq(written.waiting_ns, 0);
