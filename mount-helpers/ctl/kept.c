@@ -166,10 +166,6 @@ int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
 {
     int status = HT_CMD_OK;
 
-    if (o->all == (o->words[0] != NULL)) {
-        ht_error("forget: expected kept steps, or --all");
-        return HT_CMD_USAGE;
-    }
     if (o->all)
         return command(path, "forget", "*") < 0 ? HT_CMD_FAILED : HT_CMD_OK;
     for (char *const *w = o->words; *w; w++)

@@ -441,6 +441,18 @@ static bool asks_help(int argc, char **argv)
     return false;
 }
 
+/* Options that lack something, or do not go together. */
+static const char *wrong_options(const struct command *command, const struct ht_cmd_options *o)
+{
+    if (command->run == ht_cmd_forget && o->all == (o->words[0] != NULL))
+        return "forget: expected kept steps, or --all";
+    if (command->run == ht_cmd_report && !o->output)
+        return "expected -o and the name of the page, as in -o report.html";
+    if (command->run == ht_cmd_metrics && o->listen && (o->textfile || o->watch_s > 0))
+        return "--listen goes with neither --textfile nor --watch";
+    return NULL;
+}
+
 static int run_words(int argc, char **argv)
 {
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
@@ -483,6 +495,11 @@ static int run_words(int argc, char **argv)
     }
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
+    const char *wrong = wrong_options(command, &o);
+    if (wrong) {
+        ht_error("%s", wrong);
+        return HT_CMD_USAGE;
+    }
     return run_command(command, argv + optind + 1, &o);
 }
 

@@ -213,10 +213,6 @@ static int serve_metrics(const char *point, const char *listen_at)
 
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o)
 {
-    if (o->listen && (o->textfile || o->watch_s > 0)) {
-        ht_error("--listen goes with neither --textfile nor --watch");
-        return HT_CMD_USAGE;
-    }
     if (o->listen)
         return serve_metrics(o->point, o->listen);
     return put_again(o->point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;

@@ -115,10 +115,6 @@ int ht_cmd_report(const char *path, const struct ht_cmd_options *o)
     struct settings s = {0};
     struct ht_mount_entry m;
 
-    if (!o->output) {
-        ht_error("expected -o and the name of the page, as in -o report.html");
-        return HT_CMD_USAGE;
-    }
     if (ht_mount_at(o->point, &m) < 0)
         return HT_CMD_FAILED;
     find_settings(m.source, &s);
