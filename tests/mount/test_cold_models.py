@@ -293,11 +293,12 @@ def test_a_silent_vault_is_refused_at_once_and_others_go_on(last_week):
         except OSError as e:
             assert e.errno == errno.EIO
         else:       # a busy machine: another program answers already
-            assert offset > 5 and 'vault-answers' in run('hitrainctl', 'events', b).stdout
+            assert 'vault-answers' in run('hitrainctl', 'events', b).stdout and (took or time.monotonic() - began >= 1)
             break
         took.append(time.monotonic() - began)
         step(warm, offset, elements=5000)
-    assert took[0] >= 1 and min(took[1:]) < 0.01, took
+    assert not took or took[0] >= 1, took
+    assert len(took) < 2 or min(took[1:]) < 0.01, took
     assert 'vault-silent' in run('hitrainctl', 'events', b).stdout
     wait_for(lambda: 'vault-answers' in run('hitrainctl', 'events', b).stdout, 'another program answers')
     assert content(root, *NAMES) == content(b / 'model', *NAMES)
