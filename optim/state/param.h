@@ -232,6 +232,8 @@ int ht_opt_ortho_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_C
 
 /* -------------------------------------------------------------- totals.c */
 
+/* The part of a parameter. */
+struct ht_totals ht_opt_totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* To be called after every change of cur's layout or elements, of cur.exists, and of gone. */
 void ht_opt_totals_update(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The parameter leaves its root. */

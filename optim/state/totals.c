@@ -58,7 +58,7 @@ int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, 
 
 /* ------------------------------------------------------------------ totals */
 
-static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+struct ht_totals ht_opt_totals_of(const struct ht_param *p)
 {
     struct ht_totals c = {0};
     struct ht_param_shape shape;
@@ -86,7 +86,7 @@ static void count_param(struct ht_param *p, struct ht_totals now) HT_REQUIRES(HT
 
 void ht_opt_totals_update(struct ht_param *p)
 {
-    count_param(p, totals_of(p));
+    count_param(p, ht_opt_totals_of(p));
     for (unsigned i = 0; i < HT_STATES_MAX; i++)
         if (p->state_link[i].by_oid.id != oid_of(p, i))
             unlink_state(p, i);

@@ -170,29 +170,13 @@ static void check_owner(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     }
 }
 
-/* As totals.c counts them. */
-static struct ht_totals totals_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_totals c = {0};
-    struct ht_param_shape shape;
-
-    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
-        return c;
-    c.parameters = 1;
-    c.elements = shape.elements;
-    c.param_bytes = shape.elements * shape.p_bytes;
-    for (unsigned i = 0; i < p->cur.layout.count; i++)
-        c.state_bytes += ht_opt_state_kept_bytes(&shape, p->cur.layout.kind[i], p->cur.layout.form[i]);
-    return c;
-}
-
 /* The totals are those of a walk. */
 static void check_totals(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_totals t = {0};
 
     ht_list_for_each_entry(p, &r->params, const struct ht_param, of_root) {
-        struct ht_totals c = totals_of(p);
+        struct ht_totals c = ht_opt_totals_of(p);
         assert(c.parameters == p->counted.parameters && c.state_bytes == p->counted.state_bytes);
         assert(r->gate || ht_list_empty(&p->of_sums) == !p->sum); /* sums are deleted under the gate */
         check_owner(p);
