@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Free space that devices forget: a store in a sparse file takes less space again."""
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from calls import sync
 from conftest import BIN, SECONDS_MAX, run, wait_for
+from slow import a_loop
 
 MIB = 1 << 20
 SIZE = 48 * MIB
@@ -60,16 +62,12 @@ def test_reserved_space_is_not_discarded_unasked(tmp_path, kind, sparse):
     point.mkdir()
     with open(image, 'wb') as f:
         os.truncate(f.fileno(), 64 * MIB) if sparse else os.posix_fallocate(f.fileno(), 0, 64 * MIB)
-    device = subprocess.check_output(['losetup', '--find', '--show', image], text=True).strip() if kind == 'loop' else image
-    try:
+    with a_loop(image) if kind == 'loop' else contextlib.nullcontext(image) as device:
         run('mkfs.hitrain', '--no-discard', device)
         for options, state in ('dram=32M', 'idle' if sparse else 'off'), ('dram=32M,discard=on', 'idle'), ('dram=32M,background=off', 'off'):
             run('hitrain', device, point, '-o', options)
             assert engine(point)['state'] == state
             run('umount.hitrain', point)
-    finally:
-        if kind == 'loop':
-            subprocess.run(['losetup', '--detach', device], check=True)
 
 
 def test_trim_discards_what_earlier_mounts_left(make_store):
