@@ -20,6 +20,7 @@
 enum {
     ANSWER_S = 60, /* for the whole text: the daemon gives up a lock after half a second; there are few */
     TEXT_BYTES_MAX = 64 << 20,
+    TRIES = 30, /* a tenth of a second apart: each second a daemon tries to take a name that an earlier one held */
 };
 
 /* The absolute path of a mount point. Makes no call to the mounted file system. */
@@ -49,10 +50,9 @@ static int find_mount(const char *path, struct ht_mount_entry *out)
     char point[PATH_MAX];
     int rc = ht_mount_at(path, out);
 
-    if (rc == -ENOENT)
-        rc = absolute(path, point);
-    else
+    if (rc != -ENOENT)
         return rc;
+    rc = absolute(path, point);
     return rc ? rc : ht_mount_at(point, out);
 }
 
@@ -164,7 +164,7 @@ static int show_dump(const struct ht_mount_entry *m, int fd)
 int ht_cmd_dump(const char *path, const struct ht_cmd_options *o)
 {
     static struct ht_mount_entry m;
-    int rc = find_mount(path, &m);
+    int fd, rc = find_mount(path, &m);
 
     if (rc == 0 && !ht_mount_is_hitrain(&m))
         rc = -ENOENT;
@@ -176,7 +176,8 @@ int ht_cmd_dump(const char *path, const struct ht_cmd_options *o)
         ht_error("%s: only root may see what the daemon is doing", m.point);
         return HT_CMD_FAILED;
     }
-    int fd = connect_to(&m);
+    for (int i = 0; (fd = connect_to(&m)) == -ECONNREFUSED && i < TRIES; i++)
+        usleep(100000);
     if (fd < 0)
         return explain_silence(&m, fd);
     rc = show_dump(&m, fd);
