@@ -145,6 +145,8 @@ int ht_kept_rollback(struct ht_call *q, uint64_t ino)
     struct ht_ns_kept about;
     int rc = find_own(q, &about);
 
+    if (rc == 0) /* it publishes what there is first */
+        rc = ht_ctl_need_whole(c, q->root, false, q->err);
     if (rc == 0)
         rc = ht_optimizer_read(c, about.ino, &config, q->err);
     if (rc)

@@ -372,6 +372,10 @@ def half_made(root):
     root.mkdir()
     word(root, 'making', 'optimizer')
     word(root, 'optimizer', REDO)
+    return half_make(root)
+
+
+def half_make(root):
     ctl = claimed(root, 'maker')
     said = dict(line.split('=') for line in word(root, 'redo').splitlines())
     word(root, 'making', f'optimizer {said["lineage"]} {said["publications"]}')
@@ -457,3 +461,15 @@ def test_a_half_made_model_is_taken_as_it_is(make_store):
     os.removexattr(root, 'user.hitrain.making')
     train_one(root)
     assert word(root, 'durable_step') == '1'
+
+
+def test_a_rollback_publishes_nothing_of_a_half_made_model(make_store):
+    root = make_store().mount() / 'model'
+    os.close(half_made(root))
+    os.removexattr(root, 'user.hitrain.making')
+    train_one(root)
+    command(root, 'snapshot k')
+    dies(half_make(root))
+    assert 'half-made' in command(root, 'rollback k')[0] and \
+        'publications=' + word(root, 'making').split()[2] in word(root, 'redo').split()
+    assert command(root, 'abort', 'rollback k')[-1] == 'ok'
