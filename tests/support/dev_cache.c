@@ -13,6 +13,7 @@
  *
  * One lock for all such devices, so that a power cut is one moment for several.
  */
+#include <hitrain/limits.h>
 #include <stdlib.h>
 
 #include "tests/support/dev_priv.h"
@@ -32,6 +33,14 @@ struct dev_cache {
 
 pthread_mutex_t dev_cache_lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* Blocks that nothing has written are zeros on both sides, and take no memory. */
+static void copy_written(const struct dev *d, uint8_t *to, const uint8_t *from)
+{
+    for (uint64_t at = 0; at < d->dev->size; at += HT_BLOCK_BYTES)
+        if (d->touched[at / HT_BLOCK_BYTES])
+            memcpy(to + at, from + at, ht_min_u64(HT_BLOCK_BYTES, d->dev->size - at));
+}
+
 int dev_set_cache(struct ht_dev *dev, uint32_t flush_us)
 {
     struct dev_cache *c = calloc(1, sizeof(*c));
@@ -39,7 +48,7 @@ int dev_set_cache(struct ht_dev *dev, uint32_t flush_us)
 
     if (!c)
         return -ENOMEM;
-    c->medium = malloc(d->dev->size);
+    c->medium = calloc(1, d->dev->size);
     c->state = calloc(1, d->dev->size / SECTOR);
     c->flush_ns = (uint64_t)flush_us * 1000;
     d->cache = c;
@@ -47,7 +56,7 @@ int dev_set_cache(struct ht_dev *dev, uint32_t flush_us)
         dev_cache_free(d);
         return -ENOMEM;
     }
-    memcpy(c->medium, d->dev->ram, d->dev->size);
+    copy_written(d, c->medium, d->dev->ram);
     return 0;
 }
 
@@ -184,7 +193,7 @@ void dev_power_on(struct ht_dev *dev)
     struct dev_cache *c = dev_of(dev)->cache;
 
     pthread_mutex_lock(&dev_cache_lock);
-    memcpy(dev->ram, c->medium, dev->size);
+    copy_written(dev_of(dev), dev->ram, c->medium);
     memset(c->state, CLEAN, dev->size / SECTOR);
     c->off = false;
     pthread_mutex_unlock(&dev_cache_lock);
