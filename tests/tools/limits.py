@@ -47,17 +47,22 @@ def seconds(name):
     return SPARE_SECONDS + TIMES * usual(name)
 
 
-def wait(process, seconds_max):
-    """The exit status, or None if the process runs longer, and (user, system) seconds of processors, with those of its ended children."""
-    fd = os.pidfd_open(process.pid)
-    try:
-        if not select.select([fd], [], [], seconds_max)[0]:
-            return None, (0, 0)
-    finally:
-        os.close(fd)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, (used.ru_utime, used.ru_stime)
+class Process(subprocess.Popen):
+    def wait_for(self, seconds_max):
+        """The exit status, or None if it runs longer, and (user, system) seconds of processors, with those of its ended children."""
+        fd = os.pidfd_open(self.pid)
+        try:
+            if not select.select([fd], [], [], seconds_max)[0]:
+                return None, (0, 0)
+        finally:
+            os.close(fd)
+        _, status, used = os.wait4(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode, (used.ru_utime, used.ru_stime)
+
+
+def start(argv, env, out):
+    return Process(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def fields_of(pid):

@@ -33,6 +33,7 @@ import coverage
 import ecosystem
 import limits
 import mutants
+import warm
 
 PYTHON = '/usr/bin/python3'
 LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'weight.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'hosts.sh', 'slices.py', 'deps.sh']
@@ -100,6 +101,7 @@ class Runner:
         self.alone = None  # tests that wait for the end of all others on a mount, while sections run side by side
         self.built = {}  # by compiler, sanitizers and settings: which targets were built, and which could not be
         self.sessions = set()  # of commands that run
+        self.pytest = []  # processes that fork tests
         self.begin = time.monotonic()
         self.ended = False  # by a signal
         self.passed = self.failed = self.skipped = 0
@@ -146,16 +148,16 @@ class Runner:
 
     # -- doing --
 
-    def command(self, argv, env, name=''):
+    def command(self, argv, env, name='', start=limits.start):
         """Runs argv; whatever it started ends with it. Returns (status, output, seconds). A command that runs longer than a
         test of this name may leaves the stacks of all its threads."""
         begin = time.monotonic()
         if self.ended:
             return 130, '', 0.0
         with tempfile.TemporaryFile() as out:  # a pipe would be held by whatever leaves the session
-            proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            proc = start(argv, env, out)
             self.sessions.add(proc.pid)
-            status, used = limits.wait(proc, limits.seconds(name))
+            status, used = proc.wait_for(limits.seconds(name))
             late = ''
             if status is None:
                 late = f'\nstopped: still running after {limits.seconds(name):.0f} s\n'
@@ -222,11 +224,6 @@ class Runner:
     def fixed_addresses(self):
         """Sanitizers of older compilers cannot live with as much address randomisation as newer kernels apply."""
         return self.where_it_works(['setarch', '-R'])
-
-    def own_mounts(self):
-        """A mount that hangs on purpose must not hang mount(8) of another test. And a namespace that one test makes
-        must not keep another test's mount."""
-        return self.where_it_works(['unshare', '--mount', '--propagation', 'slave'])
 
     def program_env(self, san):
         env = dict(self.env)
@@ -346,13 +343,14 @@ class Runner:
             if l.startswith('figures: '):
                 print('       ' + l[len('figures: '):], flush=True)
 
-    def pytests(self, sources, env=None, prefix=(), python=PYTHON):
-        """One pytest process for each file, more at a time than there are processors. Each has mounts and folders of
-        its own; ALONE says which come last, by themselves."""
-        prefix = [*self.own_mounts(), *prefix]
+    def pytests(self, sources, env=None, prefix=(), python=PYTHON, modules=()):
+        """One pytest process for each file, a fork of one that has imported modules; more at a time than there are processors.
+        Each has mounts and folders of its own; ALONE says which come last, by themselves."""
+        env = env or self.env
+        pytest = warm.Pytest([*prefix, python], ['numpy', *modules], env)
+        self.pytest.append(pytest)
         def run(source):
-            return self.command([*prefix, python, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
-                                env or self.env, source)
+            return self.command(['-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source], env, source, pytest.start)
         sources = self.selected(sources)
         alone = [s for s in sources if os.path.basename(s) in ALONE]
         with concurrent.futures.ThreadPoolExecutor(self.pytests_at_once) as pool:
@@ -456,7 +454,7 @@ class Runner:
         self.python_tests('tests of vaults', 'tests/vault')
 
     def torch(self):
-        self.python_tests('tests with PyTorch', 'tests/optim')
+        self.python_tests('tests with PyTorch', 'tests/optim', ['torch'])
 
     def tools(self):
         self.python_tests('tests of the tools that run tests', 'tests/tools')
@@ -464,12 +462,12 @@ class Runner:
     def system(self):
         self.python_tests('tests of whole systems', 'tests/system')
 
-    def python_tests(self, title, folder):
+    def python_tests(self, title, folder, modules=()):
         sources = self.selected(pathlib.Path(folder).glob('test_*.py'))
         if sources:
             self.heading(title)
             self.all_programs()
-            self.pytests(sources)
+            self.pytests(sources, modules=modules)
 
     def ecosystem(self):
         self.heading('tests with packages of the Python package index')
@@ -485,7 +483,7 @@ class Runner:
         # Compiled modules lie beside the packages, and those of the sources nowhere.
         env = {k: v for k, v in self.env.items() if k != 'PYTHONPYCACHEPREFIX'}
         env.update(**ecosystem.variables(ecosystem.place()), PYTHONDONTWRITEBYTECODE='1')
-        self.with_second_chance(lambda: self.pytests(sources, env, python=python))
+        self.with_second_chance(lambda: self.pytests(sources, env, python=python, modules=['torch']))
 
     def races(self):
         """Mounted tests with programs that ThreadSanitizer watches; whatever it reports is a failure."""
@@ -659,6 +657,8 @@ class Runner:
         if self.args.test and self.ran == 0 and not self.failures:
             self.failed += 1
             self.failures.append(f'no test is called {self.args.test}')
+        for pytest in self.pytest:
+            pytest.end()
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f'== {time.monotonic() - begin:.0f} s, and {used.ru_utime:.0f} s of user and {used.ru_stime:.0f} s of system time of processors')
         if self.failures:

@@ -2,12 +2,14 @@
 """The second chance of a file that failed once. The results here are texts as pytest and Check write them."""
 import argparse
 import os
+import signal
 import sys
 import textwrap
 
 import pytest
 
 import limits
+import warm
 from run import FLAKY_FILES_MAX, FLAKY_RUNS, Runner
 
 GOOD = 0, '.. [100%]\n2 passed in 0.10s\n', 0.1
@@ -105,6 +107,38 @@ def test_output_of_a_program_that_left_a_child_is_there_at_its_end(runner):
     """A daemon that a test started holds its output."""
     status, output, seconds = runner.command(['sh', '-c', 'setsid sleep 60 & echo done'], dict(os.environ), 'tests/unit/leaving')
     assert (status, output) == (0, 'done\n') and seconds < 50
+
+
+FORKED = textwrap.dedent("""
+    import atexit, os, sys, time
+
+    def test_it():
+        assert os.getsid(0) == os.getpid() and 'fractions' in sys.modules
+        assert not os.read(0, 1) and sys.path[0] != os.path.dirname(sys.argv[0]) and 'once' not in vars(sys)
+        sys.once = True
+        atexit.register(print, 'the end')
+        if os.environ['HOW'] == 'dies':
+            os.abort()
+        while os.environ['HOW'] == 'hangs':
+            time.sleep(1)
+""")
+
+
+def test_pytest_runs_in_forks_that_know_nothing_of_each_other(runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, 'SPARE_SECONDS', -limits.TIMES * limits.USUAL_SECONDS_MIN + 10)
+    (tmp_path / 'test_it.py').write_text(FORKED)
+    pytests = warm.Pytest([sys.executable], ['fractions', 'no_such_module'], dict(os.environ))
+
+    def run(how):
+        return runner.command(['-q', '-s', '-p', 'no:cacheprovider', str(tmp_path / 'test_it.py')], {**os.environ, 'HOW': how}, 'tests/it', pytests.start)
+    for _ in range(2):
+        status, output, _ = run('passes')
+        assert status == 0 and '1 passed' in output and output.endswith('the end\n')
+    assert run('dies')[0] == -signal.SIGABRT
+    status, output, _ = run('hangs')
+    assert status == 124 and '---- process' in output and 'stopped: still running' in output
+    pytests.end()
+    assert pytests.process.returncode == 0
 
 
 def test_the_limit_follows_the_usual_time(monkeypatch):
