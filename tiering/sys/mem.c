@@ -20,6 +20,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#define SMALL_BYTES (32 * HT_MIB) /* so little comes when it is touched, but for one page */
 #define EAGER_BYTES (64 * HT_MIB)
 #define STEP_BYTES (16 * HT_MIB)
 
@@ -137,7 +138,7 @@ void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *
     struct ht_filler *f = m->filler;
 
     if (!f) {
-        if (m->bytes <= EAGER_BYTES)
+        if (m->bytes > SMALL_BYTES && m->bytes <= EAGER_BYTES)
             fn(ctx);
         return;
     }
@@ -237,7 +238,7 @@ uint64_t ht_mem_lock_limit(void)
 
 static int prepare(struct ht_pinned *m)
 {
-    size_t eager = ht_min_u64(m->bytes, EAGER_BYTES);
+    size_t eager = m->bytes <= SMALL_BYTES ? HT_HUGE_PAGE_BYTES : ht_min_u64(m->bytes, EAGER_BYTES);
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);

@@ -26,13 +26,15 @@ struct ht_pinned {
 /*
  * Maps and locks bytes (rounded up to 2 MiB). When the lock limit forbids locking the memory is used unlocked and
  * m->locked says so. nodes: divided among them, one part after the other; NULL: not. The first 64 MiB are populated at
- * once, the rest by a thread while the memory is in use already: a machine may need many seconds for a large tier. 0 or
- * -errno; release with ht_pinned_free.
+ * once, the rest by a thread while the memory is in use already: a machine may need many seconds for a large tier. Up
+ * to 32 MiB come when they are touched: programs that end soon, as hitrain-fsck, need few of them. 0 or -errno; release
+ * with ht_pinned_free.
  */
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes) HT_MUST_CHECK;
 void ht_pinned_free(struct ht_pinned *m);
 /*
- * Calls fn when all is populated: now if it is, else from the thread that does it; never if that cannot be known. Once.
+ * Calls fn when all is populated: now if it is, else from the thread that does it; never if that cannot be known, or
+ * for so little that comes when it is touched. Once.
  */
 void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx);
 /* Populates nothing more ahead, and calls no fn after this. Any thread, while others use the memory. */

@@ -176,7 +176,11 @@ TEST(who_asks_is_told_once_when_all_is_populated)
 {
     struct ht_pinned m;
 
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 2 * HT_MIB, NULL), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 32 * HT_MIB, NULL), 0); /* it comes when it is touched */
+    ht_pinned_when_populated(&m, report, &m);
+    ck_assert_uint_eq(reported, 0);
+    ht_pinned_free(&m);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 34 * HT_MIB, NULL), 0);
     ht_pinned_when_populated(&m, report, &m);
     ck_assert_uint_eq(reported, 1);
     ht_pinned_free(&m);
