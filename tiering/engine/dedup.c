@@ -25,8 +25,6 @@
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
-#include "tiering/engine/dedup.h"
-
 #include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"
@@ -97,7 +95,7 @@ static size_t notes_max(const struct ht_store *s)
     return ht_min_u64(ht_max_u64(bytes / NOTE_BYTES, least), NOTES_MAX);
 }
 
-static void free_pass(struct ht_dedup_pass *p)
+void ht_dedup_free(struct ht_dedup_pass *p)
 {
     if (!p)
         return;
@@ -160,7 +158,7 @@ static int begin_pass(struct ht_store *s, struct ht_dedup *d)
     if (!rc)
         rc = know_zeros(p);
     if (rc) {
-        free_pass(p);
+        ht_dedup_free(p);
         return rc;
     }
     d->pass = p;
@@ -411,7 +409,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     d->next_ns = ht_walk_next_ns(&p->pass.walk, PASS_COMMITS * commit_ns(s));
     p->figure[HT_DEDUP_PASSES]++;
     d->pass = NULL;
-    free_pass(p);
+    ht_dedup_free(p);
 }
 
 bool ht_dedup_waits(struct ht_store *s)
@@ -487,12 +485,6 @@ const struct ht_engine_type ht_dedup_engine = {
     .figure = figures,
     .figures = HT_DEDUP_FIGURES,
 };
-
-void ht_dedup_end(struct ht_dedup *d)
-{
-    free_pass(d->pass);
-    d->pass = NULL;
-}
 
 /* ---------------------------------------------------------------- interface */
 

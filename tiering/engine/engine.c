@@ -202,8 +202,8 @@ void ht_engine_teardown(struct ht_store *s)
     for (unsigned i = 0; i < e->node_lanes; i++)
         ht_lane_destroy(&e->relief[i].lane);
     ht_scrub_destroy(&e->scrub);
-    ht_dedup_end(&e->dedup);
-    ht_compact_end(&e->compaction);
+    ht_dedup_free(e->dedup.pass);
+    ht_move_free(e->compaction.batch); /* the allocator is gone, and with it the closed groups */
     ht_planner_destroy(&e->planner);
     ht_next_uses_free(&s->next_uses);
     ht_recompress_destroy(&e->recompress);
@@ -214,7 +214,7 @@ uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
     return s->engine->scrub.bytes + s->engine->dedup.bytes + s->engine->compaction.bytes +
         ht_planner_bytes(&s->engine->planner) + ht_next_uses_bytes(&s->next_uses) +
-        ht_recompress_bytes(&s->engine->recompress);
+        s->engine->recompress.bytes;
 }
 
 /* ----------------------------------------------------------- start and stop */

@@ -322,11 +322,6 @@ void ht_recompress_destroy(struct ht_recompress *c)
     free(c->seen);
 }
 
-uint64_t ht_recompress_bytes(const struct ht_recompress *c)
-{
-    return c->bytes;
-}
-
 void ht_store_set_compress(struct ht_store *s, ht_compress_fn fn, void *ctx)
 {
     s->engine->recompress.may = fn;
