@@ -39,7 +39,7 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 {
     struct ht_store *s = o->s;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index) : 0;
+    int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index, NULL) : 0;
 
     if (!rc)
         *out_bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));

@@ -208,7 +208,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     if (lc->waits)
         ht_arena_protect_waiting(s->arena, c->slot);
     if (!fresh && lc->mode != HT_BATCH_PIN_OVERWRITE)
-        rc = ht_chunk_fill(o, c, lc->index);
+        rc = ht_chunk_fill(o, c, lc->index, NULL);
     p->filled = !fresh;
     p->bytes = ht_arena_slot_bytes(s->arena, c->slot);
     /*

@@ -106,7 +106,9 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->hits = s->flow.hits;
     out->misses = s->flow.misses;
     out->evictions = s->flow.evictions;
-    ht_arena_readahead_stats(s->arena, &out->readahead_chunks, &out->readahead_hits, &out->readahead_wasted);
+    out->readahead_chunks = ht_arena_sums(s->arena)->readahead_chunks;
+    out->readahead_hits = ht_arena_sums(s->arena)->readahead_hits;
+    out->readahead_wasted = ht_arena_sums(s->arena)->readahead_wasted;
     out->writebacks = s->flow.writebacks;
     out->room_waits = s->flow.room_waits;
     out->moved_bytes = s->flow.moved_bytes;

@@ -177,7 +177,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     }
     ht_store_put_in_order(s, devs, dev_count);
     if (!opts->shm_lent)
-        ht_arena_when_populated(s->arena, register_arena, s);
+        ht_pinned_when_populated(ht_arena_memory(s->arena), register_arena, s);
     *out_store = s;
     return 0;
 }
@@ -454,7 +454,7 @@ void ht_store_close(struct ht_store *s)
     ht_engine_stop(s);
     HT_UNSHARED(HT_LOCK_STORE);
     if (s->arena)
-        ht_arena_stop_populating(s->arena);
+        ht_pinned_stop_populating(ht_arena_memory(s->arena));
     ht_rings_free(s->rings);
     if (s->journal)
         ht_journal_abandon(s->journal);
