@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/data/decode.h"
+#include "tiering/data/data_priv.h"
 
 #include "tiering/codec/frame.h"
-#include "tiering/sys/processors.h"
 
 void ht_decoders_init(struct ht_decoders *d)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/data/encode.h"
+#include "tiering/data/data_priv.h"
 
 #include "tiering/codec/frame.h"
-#include "tiering/data/data_priv.h"
 #include "tiering/object/context.h"
 
 #define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */

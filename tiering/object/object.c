@@ -66,7 +66,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->s = s;
     o->oid = oid;
     o->chunk_shift = 16;
-    ht_obj_init_extra(o);
+    o->extra = &ht_obj_no_extra;
     ht_obj_join(o, s->objects.scope0);
     ht_list_init(&o->touched);
     put_in_table(s, o);

@@ -37,8 +37,8 @@ void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
     o->stored_blocks -= blocks;
     o->s->objects.lost_chunks -= ht_ref_lost(ref);
     if (ref->shared)
-        ht_obj_sub_shared(o, ref);
-    ht_obj_sub_cold(o, ref);
+        ht_obj_count_shared(o, ref, -1);
+    ht_obj_count_cold(o, ref, -1);
     if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
         ht_journal_unreserve(o->s->journal, ht_ref_extra_bytes(ref));
 }

@@ -157,8 +157,8 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         ht_chunk_drop_image(o, c, index);
         ht_chunk_install(o, c, index, ref);
         o->stored_blocks += ht_ref_blocks(ref);
-        ht_obj_add_shared(o, ref);
-        ht_obj_add_cold(o, ref);
+        ht_obj_count_shared(o, ref, 1);
+        ht_obj_count_cold(o, ref, 1);
         o->version++;
         ht_obj_note_edit(o);
         ht_obj_grow_locked(o, end);

@@ -146,8 +146,8 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     if (!rc) {
         ht_chunk_install(o, c, p->index, &ref);
         o->stored_blocks += ht_ref_blocks(&ref);
-        ht_obj_add_shared(o, &ref);
-        ht_obj_add_cold(o, &ref);
+        ht_obj_count_shared(o, &ref, 1);
+        ht_obj_count_cold(o, &ref, 1);
         o->version++;
         ht_obj_note_edit(o);
     }

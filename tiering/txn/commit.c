@@ -31,7 +31,6 @@
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/shm/shm.h"
-#include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
