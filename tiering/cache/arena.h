@@ -245,7 +245,10 @@ void ht_dirty_walk_skip_list(struct ht_dirty_walk *w);
 /* For checks: the next used slot from *hand on; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand) HT_REQUIRES(HT_LOCK_STORE);
 
-/* Bytes of images, as they are while the lock is held; and how many images were read ahead, used then, or evicted before. */
+/*
+ * Bytes of images, as they are while the lock is held; and how many images were read ahead,
+ * used then, or evicted before.
+ */
 struct ht_arena_sums {
     uint64_t readahead_chunks, readahead_hits, readahead_wasted;
     uint64_t used_bytes, used_on[HT_NODES_MAX]; /* all; from the node at each place */

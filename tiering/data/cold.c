@@ -5,7 +5,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/remote/remote.h"

@@ -27,10 +27,7 @@ void ht_encoders_destroy(struct ht_encoders *e)
 
 uint64_t ht_encoders_bytes(struct ht_encoders *e)
 {
-    ht_mutex_lock(ht_encoders_lock(e));
-    uint64_t bytes = e->bytes;
-    ht_mutex_unlock(ht_encoders_lock(e));
-    return bytes;
+    return ht_locked(ht_encoders_lock(e), e->bytes);
 }
 
 /* ------------------------------------------------------------------ is it worth it? */

@@ -22,7 +22,6 @@
  */
 
 #include "tiering/base/event.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"

@@ -10,7 +10,6 @@
  */
 
 #include "tiering/data/write_batch.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"

@@ -25,7 +25,6 @@
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
-#include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"
@@ -370,25 +369,6 @@ static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
     return rc ? rc : shared;
 }
 
-enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
-
-/* A step of the pass; or an error, after which it goes on. */
-static int go_on(struct ht_dedup *d, struct ht_budget *b)
-{
-    struct ht_dedup_pass *p = d->pass;
-    int rc = PASS_WORKS;
-
-    if (!d->due_ns)
-        note_versions(p);
-    else if (d->due_ns > ht_now_ns())
-        rc = PASS_WAITS;
-    else if (!ht_pass_is_over(&p->pass))
-        rc = compare_some(p, b);
-    else
-        rc = PASS_ENDS;
-    return rc;
-}
-
 /* ------------------------------------------------------------------- engine */
 
 /* When a pass may begin, or to look again whether one is worth it; 0: at once. */
@@ -458,12 +438,17 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         b->at_ns = ht_now_ns() + PAUSE_MS * MS;
         return HT_STEP_IDLE;
     }
-    int rc = go_on(d, b);
-    if (rc == PASS_WAITS)
+    if (d->due_ns > ht_now_ns()) {
         b->at_ns = d->due_ns;
-    else if (rc == PASS_ENDS)
+        return HT_STEP_IDLE;
+    }
+    if (!d->due_ns)
+        note_versions(d->pass);
+    else if (ht_pass_is_over(&d->pass->pass))
         end_pass(s, d);
-    return rc < 0 ? HT_STEP_BLOCKED : rc == PASS_WAITS ? HT_STEP_IDLE : HT_STEP_WORKED;
+    else if (compare_some(d->pass, b)) /* after an error it goes on */
+        return HT_STEP_BLOCKED;
+    return HT_STEP_WORKED;
 }
 
 static_assert((int)HT_DEDUP_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");

@@ -16,7 +16,6 @@
  */
 
 #include "tiering/base/mutant.h"
-#include "tiering/space/alloc.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
@@ -149,7 +148,8 @@ static uint64_t slack_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 static int close_group(struct unit *u, struct ht_move_victim *v, unsigned inside) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_alloc *a = u->s->alloc;
-    unsigned taken = ht_alloc_group_taken(a, ht_move_device(v->key), ht_move_group(v->key)), left = HT_ALLOC_GROUP_BLOCKS - taken;
+    unsigned taken = ht_alloc_group_taken(a, ht_move_device(v->key), ht_move_group(v->key)),
+             left = HT_ALLOC_GROUP_BLOCKS - taken;
     uint64_t unusable = ht_alloc_whole_blocks(a) + u->b->closed_blocks + left;
 
     if (!inside || taken > HT_MOVE_TAKEN_MAX)

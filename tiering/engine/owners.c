@@ -2,7 +2,6 @@
 #include "tiering/engine/owners.h"
 
 #include "tiering/base/idhash.h"
-#include "tiering/base/lock.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn.h"
 

@@ -4,7 +4,6 @@
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
 #include "tiering/api/object.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
 /* Chunks below this many are within a tree of that height. */

@@ -191,6 +191,15 @@ static inline void ht_store_unlock(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE)
         ht_mutex_unlock(ht_store_mutex(s));
 }
 
+/* As ht_locked. */
+#define ht_store_locked(s, value)     \
+    ({                                \
+        ht_store_lock(s);             \
+        __auto_type value_ = (value); \
+        ht_store_unlock(s);           \
+        value_;                       \
+    })
+
 void ht_waits_init(struct ht_waits *w);
 void ht_waits_destroy(struct ht_waits *w);
 /* Space became free. */

@@ -8,7 +8,6 @@
  */
 
 #include "tiering/api/object.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 
 const struct ht_obj_extra ht_obj_no_extra;
@@ -103,10 +102,7 @@ int ht_obj_set_used(struct ht_obj *o, uint32_t bytes)
 
 bool ht_obj_is_derived(struct ht_obj *o)
 {
-    ht_store_lock(o->s);
-    bool derived = o->extra->derived;
-    ht_store_unlock(o->s);
-    return derived;
+    return ht_store_locked(o->s, o->extra->derived);
 }
 
 void ht_obj_free_extra(struct ht_obj *o)

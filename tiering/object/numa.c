@@ -8,10 +8,7 @@
  * this is a hint: memory that is free elsewhere is used before anything is evicted.
  */
 #include "tiering/base/log.h"
-#include "tiering/io/dev.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 

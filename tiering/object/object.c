@@ -9,7 +9,6 @@
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/idhash.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
@@ -282,10 +281,7 @@ uint64_t ht_obj_id(const struct ht_obj *o)
 
 uint64_t ht_obj_size(struct ht_obj *o)
 {
-    ht_store_lock(o->s);
-    uint64_t size = o->size;
-    ht_store_unlock(o->s);
-    return size;
+    return ht_store_locked(o->s, o->size);
 }
 
 uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)

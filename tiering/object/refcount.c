@@ -21,7 +21,6 @@
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/pages.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 

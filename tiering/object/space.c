@@ -14,8 +14,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 
@@ -491,10 +489,7 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
 
 uint64_t ht_obj_rewrite_bytes(struct ht_obj *o, uint64_t size)
 {
-    ht_store_lock(o->s);
-    uint64_t blocks = blocks_to_reserve(o, ht_rewrite_reserve_blocks(o, size));
-    ht_store_unlock(o->s);
-    return blocks * HT_BLOCK_BYTES;
+    return ht_store_locked(o->s, blocks_to_reserve(o, ht_rewrite_reserve_blocks(o, size))) * HT_BLOCK_BYTES;
 }
 
 void ht_obj_end_rewrite_reserve(struct ht_obj *o)

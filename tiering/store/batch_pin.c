@@ -15,10 +15,6 @@
  */
 
 #include "tiering/base/probe.h"
-#include "tiering/sys/nodes.h"
-#include "tiering/tier/placement.h"
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/object/context.h"

@@ -3,17 +3,13 @@
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/base/lack.h"
-#include "tiering/cache/arena.h"
 #include "tiering/codec/codec.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/io/gate.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 

@@ -30,7 +30,6 @@
 #include <limits.h>
 
 #include "tiering/base/mutant.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"

@@ -17,7 +17,6 @@
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/codec/codec.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"

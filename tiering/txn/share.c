@@ -18,7 +18,6 @@
  * would have to grow by as much as is freed.
  */
 #include "tiering/base/mutant.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.c - asserts that bitmaps, indexes and counts of free space agree (tiering/base/verify.h). What the index has of
- * a group is found here block by block.
+ * verify.c - asserts that bitmaps, indexes and counts of free space agree (tiering/base/verify.h). What the index has
+ * of a group is found here block by block.
  */
 #include "tiering/space/alloc_priv.h"
 
