@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dev.h - what tests do to devices: fail and stall requests, look at memory, cut the power. An observer
- * (tiering/io/observer.h) does all this. A device of memory has it from dev_open_ram on, any other one gets it at the
+ * (tiering/io/io_priv.h) does all this. A device of memory has it from dev_open_ram on, any other one gets it at the
  * first call of a function below, while nothing is in flight. ht_dev_close frees it.
  */
 #pragma once

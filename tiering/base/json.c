@@ -2,6 +2,8 @@
 /* json.c - see json.h. It does not know the meaning of its output. */
 #include "tiering/base/json.h"
 
+#define DIGITS "0123456789"
+
 void ht_json_init(struct ht_json *j, FILE *to)
 {
     *j = (struct ht_json){.to = to};
@@ -118,24 +120,17 @@ void ht_json_bool(struct ht_json *j, const char *key, bool value)
     fputs(value ? "true" : "false", j->to);
 }
 
-static const char *skip_digits(const char *p)
-{
-    while (*p >= '0' && *p <= '9')
-        p++;
-    return p;
-}
-
 /* -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)? */
 static bool is_number(const char *p)
 {
     p += *p == '-';
     const char *begin = p;
-    p = skip_digits(p);
+    p += strspn(p, DIGITS);
     if (p == begin || (*begin == '0' && p > begin + 1))
         return false;
     if (*p == '.') {
         begin = ++p;
-        p = skip_digits(p);
+        p += strspn(p, DIGITS);
         if (p == begin)
             return false;
     }
@@ -143,7 +138,7 @@ static bool is_number(const char *p)
         p++;
         p += *p == '-' || *p == '+';
         begin = p;
-        p = skip_digits(p);
+        p += strspn(p, DIGITS);
         if (p == begin)
             return false;
     }

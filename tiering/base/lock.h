@@ -131,6 +131,15 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
     HT_LOCK_GIVEN();
 }
 
+/* A value that the mutex guards. */
+#define ht_locked(mutex, value)       \
+    ({                                \
+        ht_mutex_lock(mutex);         \
+        __auto_type value_ = (value); \
+        ht_mutex_unlock(mutex);       \
+        value_;                       \
+    })
+
 /* Does a thread wait for the mutex, which this one holds? May say yes for a thread that has just given up. */
 bool ht_mutex_is_wanted(const struct ht_mutex *m);
 

@@ -13,6 +13,8 @@
 #include <syslog.h>
 #include <unistd.h>
 
+#include "tiering/base/files.h"
+
 #define LINE_BYTES_MAX 2048
 
 static _Atomic int least_level = HT_LOG_INFO;
@@ -43,19 +45,6 @@ const char *ht_log_level_word(enum ht_log_level level)
     static const char *const words[] = {"error", "warn", "info"};
 
     return words[level];
-}
-
-static void write_stderr(const char *line, size_t len)
-{
-    while (len > 0) {
-        ssize_t n = write(STDERR_FILENO, line, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return; /* no reader is left */
-        line += n;
-        len -= (size_t)n;
-    }
 }
 
 /* Those above 0x7f are two bytes in UTF-8. */
@@ -94,7 +83,8 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
         syslog(priorities[level], "%s", line + head);
     } else {
         line[len++] = '\n';
-        write_stderr(line, len);
+        int unread = ht_write_all(STDERR_FILENO, line, len);
+        (void)unread; /* no reader is left */
     }
     errno = saved_errno;
 }

@@ -102,16 +102,6 @@ void ht_arena_free(struct ht_arena *a)
     free(a);
 }
 
-void ht_arena_when_populated(struct ht_arena *a, void (*fn)(void *ctx), void *ctx)
-{
-    ht_pinned_when_populated(&a->memory, fn, ctx);
-}
-
-void ht_arena_stop_populating(struct ht_arena *a)
-{
-    ht_pinned_stop_populating(&a->memory);
-}
-
 /* ---------------------------------------------------------------- external images */
 
 int ht_arena_expect_external(struct ht_arena *a, uint32_t count)
@@ -534,7 +524,7 @@ uint64_t ht_arena_meta_bytes(const struct ht_arena *a)
         ht_workingset_bytes(&a->workingset);
 }
 
-const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)
+struct ht_pinned *ht_arena_memory(struct ht_arena *a)
 {
     return &a->memory;
 }

@@ -53,9 +53,6 @@ typedef bool (*ht_evict_fn)(void *ctx, uint32_t slot);
 int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict, void *ctx,
                  struct ht_arena **out_arena) HT_MUST_CHECK;
 void ht_arena_free(struct ht_arena *a);
-/* As of its memory (mem.h). */
-void ht_arena_when_populated(struct ht_arena *a, void (*fn)(void *ctx), void *ctx);
-void ht_arena_stop_populating(struct ht_arena *a);
 
 /*
  * Returns a slot of at least so many bytes (up to 1 MiB). If none is free, tries to evict up to tries images.
@@ -97,9 +94,6 @@ void ht_arena_set_final(struct ht_arena *a, uint32_t slot, bool final) HT_REQUIR
 bool ht_arena_has_final(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* The image is loaded before a reader needs it. */
 void ht_arena_mark_readahead(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
-/* How many images were read ahead, how many of these were used, and how many were evicted before. */
-void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)
-    HT_REQUIRES(HT_LOCK_STORE);
 /* A caller used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* It goes before other images: no second chance, and no place in the working set. */
@@ -145,7 +139,7 @@ bool ht_arena_is_external(const struct ht_arena *a, uint32_t slot);
  * meanwhile, with all bounds. Looks at one pair; other calls look at the others, in turn. False: its images stay, none
  * is free, or the rest would be too small, also for the protected set. *out_dirty: an image that has to be written
  * first, or HT_SLOT_NONE. The memory must not be registered with rings, and nothing populates it any more
- * (ht_arena_stop_populating).
+ * (ht_pinned_stop_populating).
  */
 enum ht_lend {
     HT_LEND_FREE,  /* slots without images */
@@ -251,8 +245,12 @@ void ht_dirty_walk_skip_list(struct ht_dirty_walk *w);
 /* For checks: the next used slot from *hand on; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand) HT_REQUIRES(HT_LOCK_STORE);
 
-/* Bytes of images, as they are while the lock is held. */
+/*
+ * Bytes of images, as they are while the lock is held; and how many images were read ahead,
+ * used then, or evicted before.
+ */
 struct ht_arena_sums {
+    uint64_t readahead_chunks, readahead_hits, readahead_wasted;
     uint64_t used_bytes, used_on[HT_NODES_MAX]; /* all; from the node at each place */
     /* Whole slots: with a protected image, and others with one of the working set. */
     uint64_t protected_bytes, workingset_bytes;
@@ -271,6 +269,6 @@ uint32_t ht_arena_free_slots(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE
 int ht_arena_numa_index(const struct ht_arena *a, uint32_t slot);
 /* Heap for descriptors: of slots, images and external ones, and of images that went. */
 uint64_t ht_arena_meta_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
-const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
+struct ht_pinned *ht_arena_memory(struct ht_arena *a);
 /* Asserts that slots, pieces, lists and sums agree (tiering/base/verify.h). */
 void ht_arena_verify(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);

@@ -91,7 +91,6 @@ struct ht_arena {
     uint64_t passed;                          /* slots that the clock has passed for it */
     unsigned turn;                            /* the node where the next walk over dirty images begins */
     uint32_t short_for;                       /* images to come until it is forgotten that one found no room */
-    uint64_t readahead_chunks, readahead_hits, readahead_wasted;
     struct ht_workingset workingset;
     struct ht_order order;
     struct ht_slot *slot;

@@ -381,15 +381,8 @@ static void readahead_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOC
 void ht_arena_mark_readahead(struct ht_arena *a, uint32_t n)
 {
     a->image[n].readahead = true;
-    a->readahead_chunks++;
+    a->sums.readahead_chunks++;
     a->sums.readahead_bytes += ht_arena_slot_bytes(a, n);
-}
-
-void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)
-{
-    *out_chunks = a->readahead_chunks;
-    *out_hits = a->readahead_hits;
-    *out_wasted = a->readahead_wasted;
 }
 
 /* ------------------------------------------------------------ the clock */
@@ -400,7 +393,7 @@ void ht_arena_use(struct ht_arena *a, uint32_t n)
 
     im->referenced = true;
     im->used_at = a->workingset.came;
-    a->readahead_hits += im->readahead;
+    a->sums.readahead_hits += im->readahead;
     readahead_no_more(a, n);
 }
 
@@ -438,7 +431,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 {
     ht_arena_set_final(a, n, false);
     count(a, n, -1);
-    a->readahead_wasted += a->image[n].readahead;
+    a->sums.readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
     wait_no_more(a, n);
     pin_no_more(a, n);

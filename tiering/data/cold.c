@@ -5,7 +5,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/remote/remote.h"
@@ -245,7 +244,7 @@ int ht_cold_install(const struct ht_cold_want *w)
     if (wants(f, c))
         rc = ht_image_attach(o, c, f->index, 0, false); /* may let the chunk go in between */
     if (!rc && wants(f, c))
-        rc = ht_chunk_fill_with(o, c, f->index, f->bytes);
+        rc = ht_chunk_fill(o, c, f->index, f->bytes);
     if (rc)
         ht_chunk_drop_empty(o, c, f->index);
     ht_chunk_unlock_exclusive(o, c, f->index);

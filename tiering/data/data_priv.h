@@ -5,12 +5,99 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "tiering/api/store.h"
 #include "tiering/base/list.h"
-#include "tiering/data/decode.h"
-#include "tiering/data/encode.h"
+#include "tiering/base/lock.h"
+#include "tiering/object/ref.h"
+#include "tiering/sys/processors.h"
+#include "tiering/sys/quota.h"
+#include "tiering/tier/encode_policy.h"
 #include "tiering/tier/endurance.h"
 #include "tiering/tier/weights.h"
 #include <hitrain/limits.h>
+
+/* --------------------------------------------------------------- decode.c */
+
+/*
+ * Stored bytes that were read are decoded. A decoder's memory is as large as a chunk. So there is at most one
+ * for each processor, made when it is first needed, and a thread has one only while it decodes, never during I/O. A
+ * store that has compressed content has one from the mount on. So a thread may have to wait, and always gets one.
+ */
+struct ht_decoder;
+
+enum { HT_DECODERS_MAX = 256 };
+struct ht_decoders {
+    struct ht_mutex lock; /* a leaf */
+    pthread_cond_t returned;
+    HT_GUARDED_BY(HT_LOCK_DECODERS) struct {
+        struct ht_decoder *idle[HT_DECODERS_MAX];
+        unsigned idle_count, made, most;
+        uint64_t bytes; /* of all that were made */
+    };
+};
+HT_MUTEX_OF(ht_decoders_lock, struct ht_decoders, lock, HT_LOCK_DECODERS)
+
+void ht_decoders_init(struct ht_decoders *d);
+void ht_decoders_destroy(struct ht_decoders *d);
+/* Before anything is decoded: there is one decoder. -ENOMEM */
+int ht_decoders_need_one(struct ht_decoders *d) HT_MUST_CHECK;
+uint64_t ht_decoders_bytes(struct ht_decoders *d);
+/*
+ * data: the stored bytes of ref, verified; then what ref shows of its content. It has room for either, the stored bytes
+ * in whole blocks. -EUCLEAN: they are not what an encoder writes; -ENOMEM: no decoder was made before.
+ */
+int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) HT_MUST_CHECK;
+
+/* --------------------------------------------------------------- encode.c */
+
+/*
+ * Threads that write content compress it at once, where that is faster (tier/encode_policy.h).
+ *
+ * An encoder's memory is larger than a chunk. So there is at most one for each two processors that the daemon can keep
+ * busy, made when it is first needed, and a thread has one only while it encodes, never during I/O. A thread that finds
+ * none writes the bytes as they are.
+ *
+ * Before the first frame the superblocks have to say that there may be some. A writer cannot do that while it holds a
+ * chunk. So it asks, writes raw bytes until then, and an engine does it (engine/recompress.c).
+ */
+struct ht_encoder;
+
+enum { HT_ENCODERS_MAX = 128 };
+struct ht_encoders {
+    struct ht_mutex lock;            /* before those of devices */
+    struct ht_processors processors; /* those of the thread that made the store */
+    struct ht_quota quota;           /* of that one's groups; of the thread that looks */
+    HT_GUARDED_BY(HT_LOCK_ENCODERS) struct {
+        struct ht_encoder *idle[HT_ENCODERS_MAX];
+        unsigned idle_count, made, most;
+        uint64_t bytes; /* of all that were made */
+        struct ht_encode_vain vain;
+        bool worth;                   /* what the last look said */
+        bool looking;                 /* a thread does, without the lock */
+        uint64_t looked_ns, idle_ms;  /* then */
+        uint64_t encoding_ns;         /* since then */
+        uint64_t rate_bytes, rate_ns; /* of what was encoded, faded */
+        uint64_t encoded_at_ns;       /* the last one */
+    };
+    _Atomic bool durable; /* the superblocks say that there may be frames */
+    _Atomic bool asked;   /* they should */
+    _Atomic uint64_t chunks, saved_bytes;
+};
+HT_MUTEX_OF(ht_encoders_lock, struct ht_encoders, lock, HT_LOCK_ENCODERS)
+
+void ht_encoders_init(struct ht_encoders *e);
+void ht_encoders_destroy(struct ht_encoders *e);
+uint64_t ht_encoders_bytes(struct ht_encoders *e);
+/* Would it be faster now? */
+bool ht_encode_is_worth_now(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+/*
+ * Encodes raw into out, which has room for as much. The frame's bytes; 0: it would save too little; -EAGAIN: nothing
+ * was tried.
+ */
+int ht_encode_now(struct ht_store *s, const void *raw, uint32_t bytes, void *out)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* ------------------------------------------------------------------ state */
 
 /* A request that shows whether a device answers: health.c. */
 struct ht_probe {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/data/decode.h"
+#include "tiering/data/data_priv.h"
 
 #include "tiering/codec/frame.h"
-#include "tiering/sys/processors.h"
 
 void ht_decoders_init(struct ht_decoders *d)
 {
@@ -23,10 +22,7 @@ void ht_decoders_destroy(struct ht_decoders *d)
 
 uint64_t ht_decoders_bytes(struct ht_decoders *d)
 {
-    ht_mutex_lock(ht_decoders_lock(d));
-    uint64_t bytes = d->bytes;
-    ht_mutex_unlock(ht_decoders_lock(d));
-    return bytes;
+    return ht_locked(ht_decoders_lock(d), d->bytes);
 }
 
 /* -ENOMEM, if there is no other that comes back. */

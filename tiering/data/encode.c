@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/data/encode.h"
+#include "tiering/data/data_priv.h"
 
 #include "tiering/codec/frame.h"
-#include "tiering/data/data_priv.h"
 #include "tiering/object/context.h"
 
 #define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */
@@ -28,10 +27,7 @@ void ht_encoders_destroy(struct ht_encoders *e)
 
 uint64_t ht_encoders_bytes(struct ht_encoders *e)
 {
-    ht_mutex_lock(ht_encoders_lock(e));
-    uint64_t bytes = e->bytes;
-    ht_mutex_unlock(ht_encoders_lock(e));
-    return bytes;
+    return ht_locked(ht_encoders_lock(e), e->bytes);
 }
 
 /* ------------------------------------------------------------------ is it worth it? */

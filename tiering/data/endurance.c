@@ -10,26 +10,12 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 
-static uint64_t written_bytes(const struct ht_store *s)
-{
-    struct ht_dev_counters c;
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < s->dev_count; i++) {
-        if (!s->dev[i])
-            continue;
-        ht_dev_counters(s->dev[i], &c);
-        bytes += c.written_bytes;
-    }
-    return bytes;
-}
-
 void ht_endurance_check(struct ht_store *s)
 {
     struct ht_endurance *e = &s->data->endurance;
     uint64_t now_ns = ht_now_ns();
 
-    ht_endurance_look(e, now_ns, written_bytes(s));
+    ht_endurance_look(e, now_ns, ht_devs_totals(s->dev, s->dev_count).written_bytes);
     if (ht_endurance_must_warn(e, now_ns))
         ht_event(HT_EVENT_ENDURANCE, NULL,
                  "the store wrote %llu bytes to its devices in the last 24 hours; the attribute endurance allows %llu",

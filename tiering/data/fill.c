@@ -44,7 +44,7 @@ static void zero_outside(uint8_t *data, uint32_t from, uint32_t to, uint32_t lo,
         memset(data + (from > hi ? from : hi), 0, to - (from > hi ? from : hi));
 }
 
-static int fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content) HT_REQUIRES(HT_LOCK_STORE)
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
 {
     struct ht_store *s = o->s;
 
@@ -84,14 +84,4 @@ static int fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint
         im->data_hi = (uint32_t)ht_max_u64(im->data_hi, visible);
     }
     return rc;
-}
-
-int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-{
-    return fill(o, c, index, NULL);
-}
-
-int ht_chunk_fill_with(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
-{
-    return fill(o, c, index, content);
 }

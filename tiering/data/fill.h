@@ -7,9 +7,8 @@
 #include "tiering/object/chunk.h"
 
 /*
- * All of the image is valid afterwards. -EREMOTE: the content lies in the vault (cold.h).
+ * All of the image is valid afterwards. content: that of the chunk's newest reference, verified; NULL: it is read.
+ * -EREMOTE: it lies in the vault (cold.h).
  */
-int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same with the verified content of the chunk's newest reference in memory. */
-int ht_chunk_fill_with(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;

@@ -22,7 +22,6 @@
  */
 
 #include "tiering/base/event.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
@@ -87,7 +86,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
     int rc = c->slot == HT_SLOT_NONE ? ht_image_attach(o, c, index, 0, false) : 0;
 
     if (!rc && needs_resolving(s, c, devices))
-        rc = ht_chunk_fill(o, c, index);
+        rc = ht_chunk_fill(o, c, index, NULL);
     if (!rc && needs_resolving(s, c, devices)) {
         reserve_if_possible(o, c, raw_blocks_of(&c->cur), ht_ref_blocks(&c->cur));
         ht_chunk_set_dirty(o, c, index);

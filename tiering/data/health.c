@@ -14,7 +14,6 @@
  */
 #include "tiering/data/health.h"
 #include "tiering/base/event.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"

@@ -4,7 +4,6 @@
  * been verified, so that no reader sees unverified bytes. The oldest read is finished first.
  */
 #include "tiering/data/read_batch.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/data/admission.h"

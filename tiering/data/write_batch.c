@@ -10,7 +10,6 @@
  */
 
 #include "tiering/data/write_batch.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -39,7 +38,7 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 {
     struct ht_store *s = o->s;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index) : 0;
+    int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index, NULL) : 0;
 
     if (!rc)
         *out_bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));

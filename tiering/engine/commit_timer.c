@@ -12,7 +12,6 @@
  * A device that falls silent during the commit's own requests holds the engine until it answers.
  */
 #include "tiering/base/event.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"

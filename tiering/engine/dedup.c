@@ -25,9 +25,6 @@
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
-#include "tiering/engine/dedup.h"
-
-#include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"
@@ -97,7 +94,7 @@ static size_t notes_max(const struct ht_store *s)
     return ht_min_u64(ht_max_u64(bytes / NOTE_BYTES, least), NOTES_MAX);
 }
 
-static void free_pass(struct ht_dedup_pass *p)
+void ht_dedup_free(struct ht_dedup_pass *p)
 {
     if (!p)
         return;
@@ -160,7 +157,7 @@ static int begin_pass(struct ht_store *s, struct ht_dedup *d)
     if (!rc)
         rc = know_zeros(p);
     if (rc) {
-        free_pass(p);
+        ht_dedup_free(p);
         return rc;
     }
     d->pass = p;
@@ -372,25 +369,6 @@ static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
     return rc ? rc : shared;
 }
 
-enum { PASS_WORKS, PASS_WAITS, PASS_ENDS };
-
-/* A step of the pass; or an error, after which it goes on. */
-static int go_on(struct ht_dedup *d, struct ht_budget *b)
-{
-    struct ht_dedup_pass *p = d->pass;
-    int rc = PASS_WORKS;
-
-    if (!d->due_ns)
-        note_versions(p);
-    else if (d->due_ns > ht_now_ns())
-        rc = PASS_WAITS;
-    else if (!ht_pass_is_over(&p->pass))
-        rc = compare_some(p, b);
-    else
-        rc = PASS_ENDS;
-    return rc;
-}
-
 /* ------------------------------------------------------------------- engine */
 
 /* When a pass may begin, or to look again whether one is worth it; 0: at once. */
@@ -411,7 +389,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
     d->next_ns = ht_walk_next_ns(&p->pass.walk, PASS_COMMITS * commit_ns(s));
     p->figure[HT_DEDUP_PASSES]++;
     d->pass = NULL;
-    free_pass(p);
+    ht_dedup_free(p);
 }
 
 bool ht_dedup_waits(struct ht_store *s)
@@ -460,12 +438,17 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         b->at_ns = ht_now_ns() + PAUSE_MS * MS;
         return HT_STEP_IDLE;
     }
-    int rc = go_on(d, b);
-    if (rc == PASS_WAITS)
+    if (d->due_ns > ht_now_ns()) {
         b->at_ns = d->due_ns;
-    else if (rc == PASS_ENDS)
+        return HT_STEP_IDLE;
+    }
+    if (!d->due_ns)
+        note_versions(d->pass);
+    else if (ht_pass_is_over(&d->pass->pass))
         end_pass(s, d);
-    return rc < 0 ? HT_STEP_BLOCKED : rc == PASS_WAITS ? HT_STEP_IDLE : HT_STEP_WORKED;
+    else if (compare_some(d->pass, b)) /* after an error it goes on */
+        return HT_STEP_BLOCKED;
+    return HT_STEP_WORKED;
 }
 
 static_assert((int)HT_DEDUP_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
@@ -487,12 +470,6 @@ const struct ht_engine_type ht_dedup_engine = {
     .figure = figures,
     .figures = HT_DEDUP_FIGURES,
 };
-
-void ht_dedup_end(struct ht_dedup *d)
-{
-    free_pass(d->pass);
-    d->pass = NULL;
-}
 
 /* ---------------------------------------------------------------- interface */
 

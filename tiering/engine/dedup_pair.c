@@ -12,7 +12,6 @@
  * A crash before the transaction is durable leaves both places. After it, the one that both name.
  */
 #include "tiering/base/idhash.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
 #include "tiering/engine/engine_priv.h"

@@ -134,11 +134,12 @@ static void discard_deferred(struct ht_store *s)
     if (!HT_MUTANT("discard-early"))
         return;
     ht_store_lock(s);
-    struct ht_deferred_place at = ht_deferred_frees_begin(q);
-    /* bounded: a mutant of tests */
-    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
+    /* those of the first block: enough for a mutant */
+    for (size_t i = q->head; i < q->head + q->count && i < HT_DEFERRED_BLOCK_ITEMS; i++) {
+        const struct ht_ref *ref = &q->first->item[i].ref;
         for (unsigned k = 0; k < ht_ref_extents(ref) && n < EXTENTS; k++)
             e[n++] = ht_ref_extent(ref, k);
+    }
     ht_store_unlock(s);
     if (n && discard_extents(s, e, n))
         abort();
@@ -167,9 +168,7 @@ static void walk_on(struct ht_store *s)
     struct ht_discard *d = &s->engine->discard;
 
     while (d->walk.device < s->dev_count) {
-        ht_store_lock(s);
-        bool has = !d->walk.ended && ht_alloc_has_freed(s->alloc, d->walk.device);
-        ht_store_unlock(s);
+        bool has = ht_store_locked(s, !d->walk.ended && ht_alloc_has_freed(s->alloc, d->walk.device));
         if (has && takes_discards(s, d->walk.device) && !keeps_free(s, d->walk.device)) {
             (void)discard_some(s, &d->walk);
             return;
@@ -187,9 +186,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     uint64_t now = ht_now_ns();
 
     if (!d->walking) {
-        ht_store_lock(s);
-        bool noted = s->waits.discard_noted;
-        ht_store_unlock(s);
+        bool noted = ht_store_locked(s, s->waits.discard_noted);
         if (!noted)
             return HT_STEP_IDLE;
         d->due_ns = d->due_ns ? d->due_ns : now + (s->opts.discard == HT_DISCARD_AUTO ? AUTO_PAUSE_NS : PAUSE_NS);

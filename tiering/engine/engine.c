@@ -51,16 +51,9 @@ static const struct ht_engine_type health_engine = {.name = "health", .step = he
 static uint64_t device_bytes(void *ctx)
 {
     const struct ht_store *s = ctx;
-    uint64_t sum = 0;
+    const struct ht_dev_counters c = ht_devs_totals(s->dev, s->dev_count);
 
-    for (unsigned i = 0; i < s->dev_count; i++) {
-        struct ht_dev_counters n;
-        if (!s->dev[i])
-            continue;
-        ht_dev_counters(s->dev[i], &n);
-        sum += n.read_bytes + n.written_bytes;
-    }
-    return sum;
+    return c.read_bytes + c.written_bytes;
 }
 
 /* Without threads of their own nothing is read ahead or planned. */
@@ -86,8 +79,10 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->row[HT_ENGINE_COMPACT]);
 }
 
-void ht_engine_wake_checkpoint(struct ht_store *s)
+void ht_engine_wake_checkpoint(void *ctx)
 {
+    struct ht_store *s = ctx;
+
     (void)ht_row_wake(&s->engine->row[HT_ENGINE_CHECKPOINT]);
 }
 
@@ -202,8 +197,8 @@ void ht_engine_teardown(struct ht_store *s)
     for (unsigned i = 0; i < e->node_lanes; i++)
         ht_lane_destroy(&e->relief[i].lane);
     ht_scrub_destroy(&e->scrub);
-    ht_dedup_end(&e->dedup);
-    ht_compact_end(&e->compaction);
+    ht_dedup_free(e->dedup.pass);
+    ht_move_free(e->compaction.batch); /* the allocator is gone, and with it the closed groups */
     ht_planner_destroy(&e->planner);
     ht_next_uses_free(&s->next_uses);
     ht_recompress_destroy(&e->recompress);
@@ -213,18 +208,10 @@ void ht_engine_teardown(struct ht_store *s)
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
     return s->engine->scrub.bytes + s->engine->dedup.bytes + s->engine->compaction.bytes +
-        ht_planner_bytes(&s->engine->planner) + ht_next_uses_bytes(&s->next_uses) +
-        ht_recompress_bytes(&s->engine->recompress);
+        ht_planner_bytes(&s->engine->planner) + ht_next_uses_bytes(&s->next_uses) + s->engine->recompress.bytes;
 }
 
 /* ----------------------------------------------------------- start and stop */
-
-void ht_engine_stop_scrub(struct ht_store *s)
-{
-    int none = ht_store_scrub_stop(s);
-
-    (void)none;
-}
 
 void ht_engine_stop(struct ht_store *s)
 {
@@ -232,7 +219,7 @@ void ht_engine_stop(struct ht_store *s)
 
     if (!e)
         return;
-    ht_engine_stop_scrub(s);
+    (void)ht_store_scrub_stop(s);
     s->waits.stopping = true;
     if (e->started)
         ht_journal_checkpoint_stop(s->journal);

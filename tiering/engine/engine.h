@@ -39,11 +39,10 @@ void ht_engine_teardown(struct ht_store *s);
 /* Starts the lanes, unless the options say no_threads; stops all of them, and a scrub. No lock held. */
 int ht_engine_start(struct ht_store *s) HT_MUST_CHECK;
 void ht_engine_stop(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
-void ht_engine_stop_scrub(struct ht_store *s);
 /* Heap that engines have now for their work. */
 uint64_t ht_engine_memory_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-/* The journal needs something else now. Its lock may be held. */
-void ht_engine_wake_checkpoint(struct ht_store *s);
+/* The journal's wake: ctx is the store. */
+void ht_engine_wake_checkpoint(void *ctx);
 /* The store's make_room. Cleans one image if an engine does the rest, and more without it. */
 int ht_writeback_make_room(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* A reader is about to read this: requests readahead of the following chunks, if it is worth it. */

@@ -11,11 +11,14 @@
 #include "tiering/space/alloc.h"
 #include "tiering/api/background.h"
 #include "tiering/tier/runs.h"
-#include "tiering/object/ref.h"
-#include "tiering/engine/dedup.h"
+#include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"
-#include "tiering/engine/move.h"
-#include "tiering/engine/recompress.h"
+
+struct ht_dedup_pass;
+struct ht_move_batch;
+struct ht_pass;
+struct ht_recompress_round;
+struct ht_recompress_seen;
 
 /* ----------------------------------------------------------------- state */
 
@@ -67,6 +70,144 @@ struct ht_scrub {
     };
 };
 HT_MUTEX_OF(ht_scrub_lock, struct ht_scrub, lock, HT_LOCK_SCRUB)
+
+/* ----------------------------------------------------------------- deduplication */
+
+/* Of its row. */
+enum ht_dedup_figure {
+    HT_DEDUP_PASSES,
+    HT_DEDUP_COMPARED,
+    HT_DEDUP_SHARED,
+    HT_DEDUP_HOLES,
+    HT_DEDUP_DIFFERENT,
+    HT_DEDUP_SKIPPED,
+    HT_DEDUP_LEFT,
+    HT_DEDUP_FIGURES
+};
+
+/*
+ * Content that was compared or read in vain, by hashes of place and checksum: no later pass looks at it again. A small
+ * table, of which new entries take the place of old ones. The store's lock guards it.
+ */
+struct ht_dedup_vain {
+    uint64_t name[1024]; /* 0: none */
+};
+
+/* The engine's; its thread's alone. */
+struct ht_dedup {
+    _Atomic uint64_t bytes; /* heap; any thread reads it */
+    /* ht_store_reserves_complete: any thread's, apart from fields that the compiler may read together. */
+    _Atomic bool reserved;
+    struct ht_dedup_vain vain;
+    struct ht_dedup_pass *pass; /* NULL: none */
+    uint64_t due_ns;            /* its walk begins not before; 0: not all versions are noted */
+    uint64_t seen_lsn;          /* what the log had when the last whole round began */
+    uint64_t next_ns;           /* the next pass begins not before */
+    bool again;                 /* something was skipped */
+};
+
+/* A chunk, as it was when its bytes were read. */
+struct ht_dedup_chunk {
+    uint64_t oid, version; /* of the object, before */
+    uint64_t index, place;
+};
+/* A pair of chunks with the same bytes. */
+struct ht_dedup_pair {
+    struct ht_dedup_chunk owner; /* oid 0: none, the other one is all zeros */
+    struct ht_dedup_chunk other; /* gives its own bytes up */
+};
+
+/* Pairs, with references to their objects. */
+struct ht_dedup_same {
+    struct ht_sharer pair[64];
+    unsigned count;
+};
+
+/*
+ * Is the chunk's content published, on present devices, nothing newer in memory, and was it not looked at in vain? Raw
+ * bytes and compressed frames may be.
+ */
+bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+/* dedup_pair.c: no later pass looks at the chunk again, unless its content has changed: then -EAGAIN. */
+int ht_dedup_in_vain(struct ht_store *s, const struct ht_dedup_chunk *c) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Adds a pair to `same`, which has room. 0: it was added, or both share the bytes already; -EAGAIN: one of them has
+ * changed; -ENOMEM.
+ */
+int ht_dedup_add(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
+int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* A pass is due: it waits for content that scrub reads. */
+bool ht_dedup_waits(struct ht_store *s);
+/* Scrub has read the raw content that has come to its pass, and it is sound. */
+void ht_dedup_saw(struct ht_store *s, const struct ht_pass *from, const uint8_t *content) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_dedup_share_seen(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE); /* at the end of its step */
+
+void ht_dedup_free(struct ht_dedup_pass *p); /* or NULL. No step runs */
+
+/* ------------------------------------------------------------------- compression */
+
+/* Of its row. */
+enum ht_recompress_figure {
+    HT_RECOMPRESS_CHUNKS,
+    HT_RECOMPRESS_RAW,
+    HT_RECOMPRESS_SAVED,
+    HT_RECOMPRESS_KEPT_RAW,
+    HT_RECOMPRESS_INLINE_CHUNKS,
+    HT_RECOMPRESS_INLINE_SAVED,
+    HT_RECOMPRESS_FIGURES
+};
+
+/* The engine's thread alone touches what is not atomic. */
+struct ht_recompress {
+    ht_compress_fn may; /* with ctx fixed before the mount */
+    void *ctx;
+    struct ht_recompress_round *round; /* the one that goes on, or NULL */
+    struct ht_recompress_seen *seen;   /* in the round before */
+    size_t seen_count;
+    uint64_t next_ns;       /* when the next round is due */
+    _Atomic uint64_t bytes; /* heap */
+};
+
+/*
+ * Scrub has read raw content with these owners, and it is sound. If it may be compressed, a round that waits for scrub
+ * does so. *out_bytes grows by what was written.
+ */
+void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *bytes, uint64_t *out_bytes)
+    HT_EXCLUDES(HT_LOCK_STORE);
+/* Gives back the space of frames that wait. No step runs; also as a part of one. */
+void ht_recompress_stop(struct ht_recompress *c) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_recompress_destroy(struct ht_recompress *c);
+
+/* -------------------------------------------------------------------- compaction */
+
+/* Of its row. */
+enum ht_compact_figure {
+    HT_COMPACT_PASSES,
+    HT_COMPACT_MOVED,
+    HT_COMPACT_EMPTIED,
+    HT_COMPACT_SKIPPED,
+    HT_COMPACT_FIGURES
+};
+
+/* The engine's; its thread's alone. */
+struct ht_compaction {
+    _Atomic uint64_t bytes;      /* heap; any thread reads it */
+    struct ht_move_batch *batch; /* NULL: none */
+    unsigned device;             /* where the next batch begins to look for groups */
+    uint64_t group;
+    bool in_pass;                      /* there are groups that it has not looked at */
+    uint64_t next_ns;                  /* as of struct ht_dedup */
+    uint64_t pass_emptied, pass_whole; /* emptied and whole groups when the pass began */
+    uint64_t vain_ms, vain_until_ns;   /* after a pass in vain: the pause, and its end; 0: it gained */
+    uint64_t pass_left;                /* sparse groups when it ended */
+};
+
+void ht_move_free(struct ht_move_batch *b); /* or NULL. No step runs */
+
+/* -------------------------------------------------------------------- all engines */
 
 enum ht_lane_id {
     HT_LANE_COMMIT,
@@ -125,8 +266,8 @@ struct ht_engine {
 };
 
 bool ht_discard_is_on(const struct ht_store *s); /* by the options, for a device at least */
-extern const struct ht_engine_type ht_planner_engine, ht_cleaning_engine;
-extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_digest_engine;
+extern const struct ht_engine_type ht_planner_engine, ht_cleaning_engine, ht_dedup_engine, ht_recompress_engine;
+extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_digest_engine, ht_compact_engine;
 
 /* -ENOMEM */
 int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;

@@ -22,11 +22,8 @@
  * have more owners, half of the groups leave the batch, as often as it needs, and the next batch begins with them. A
  * group that has too many owners alone stays, and so does content of more than HT_OWNERS_MAX.
  */
-#include "tiering/engine/move.h"
-
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
-#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/move_batch.h"
 
 #define MS UINT64_C(1000000)
@@ -41,11 +38,13 @@ enum {
 
 /* ----------------------------------------------------------------- choosing */
 
-/* Sparse groups from *device, *group on; true: the end was reached. Lock held. */
+/* Sparse groups from *device, *group on; true: the store has no more. Lock held. */
 static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = b->s;
 
+    if (!ht_alloc_wants_compaction(s->alloc))
+        return true;
     while (*device < s->dev_count && b->count < HT_MOVE_GROUPS_MAX) {
         bool closed = ht_device_is_closed(s, *device);
         uint64_t next = closed ? HT_ALLOC_NO_GROUP : ht_alloc_next_sparse(s->alloc, *device, *group);
@@ -96,7 +95,7 @@ static const struct ht_pass_user user = {.groups = victims_of};
 
 /* -------------------------------------------------------------------- batch */
 
-static void free_batch(struct ht_move_batch *b)
+void ht_move_free(struct ht_move_batch *b)
 {
     if (!b)
         return;
@@ -128,17 +127,6 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
 
 /* ------------------------------------------------------------------- engine */
 
-/* True: the store has no more such groups. */
-static bool choose_groups(struct ht_move_batch *b, unsigned *device, uint64_t *group)
-{
-    struct ht_store *s = b->s;
-
-    ht_store_lock(s);
-    bool end = !ht_alloc_wants_compaction(s->alloc) || choose(b, device, group);
-    ht_store_unlock(s);
-    return end;
-}
-
 /* 1: the batch has more to do; 0: it is done. */
 static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
 {
@@ -164,43 +152,20 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
     return rc ? rc : !b->sorted || !ht_move_is_over(b);
 }
 
-/* Groups that had to leave the batch come next. */
-static bool is_cut(const struct ht_move_batch *b, unsigned *out_device, uint64_t *out_group)
-{
-    if (!b->next_key)
-        return false;
-    *out_device = ht_move_device(b->next_key);
-    *out_group = ht_move_group(b->next_key);
-    return true;
-}
-
-static uint64_t whole_groups(struct ht_store *s)
-{
-    ht_store_lock(s);
-    uint64_t groups = ht_alloc_whole_blocks(s->alloc) / HT_ALLOC_GROUP_BLOCKS;
-    ht_store_unlock(s);
-    return groups;
-}
-
-static uint64_t sparse_groups(struct ht_store *s)
-{
-    ht_store_lock(s);
-    uint64_t groups = ht_alloc_sparse_groups(s->alloc);
-    ht_store_unlock(s);
-    return groups;
-}
-
 /* What was moved may have broken other groups, or none could be emptied: then passes come later and later. */
 static void end_pass(struct ht_store *s, struct ht_compaction *c)
 {
     _Atomic uint64_t *figure = s->engine->row[HT_ENGINE_COMPACT].figure;
-    uint64_t emptied = figure[HT_COMPACT_EMPTIED] - c->pass_emptied, whole = whole_groups(s);
+    uint64_t emptied = figure[HT_COMPACT_EMPTIED] - c->pass_emptied;
+
+    ht_store_lock(s);
+    uint64_t whole = ht_alloc_whole_blocks(s->alloc) / HT_ALLOC_GROUP_BLOCKS;
+    c->pass_left = ht_alloc_sparse_groups(s->alloc);
+    ht_store_unlock(s);
     bool in_vain = !emptied || whole < c->pass_whole + (emptied + 1) / 2;
     uint64_t now = ht_now_ns();
-
     c->vain_ms = in_vain ? ht_min_u64(ht_max_u64(2 * c->vain_ms, VAIN_MS), VAIN_MS_MAX) : 0;
     c->vain_until_ns = in_vain ? now + c->vain_ms * MS : 0;
-    c->pass_left = sparse_groups(s);
     c->device = 0;
     c->group = 0;
     c->next_ns = ht_max_u64(c->next_ns, now + PERIOD_MS * MS);
@@ -220,12 +185,12 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
     if (begins) {
         s->waits.compact_seen_lsn = s->frees.last_lsn + 1;
         s->waits.compact_freed = false;
+        c->pass_whole = ht_alloc_whole_blocks(s->alloc) / HT_ALLOC_GROUP_BLOCKS;
     }
     ht_store_unlock(s);
     if (!begins)
         return false;
     c->pass_emptied = s->engine->row[HT_ENGINE_COMPACT].figure[HT_COMPACT_EMPTIED];
-    c->pass_whole = whole_groups(s);
     c->in_pass = true;
     return true;
 }
@@ -233,9 +198,13 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
     c->next_ns = ht_walk_next_ns(&c->batch->pass.walk, 0);
-    c->in_pass |= is_cut(c->batch, &c->device, &c->group);
+    if (c->batch->next_key) { /* groups that had to leave the batch come next */
+        c->device = ht_move_device(c->batch->next_key);
+        c->group = ht_move_group(c->batch->next_key);
+        c->in_pass = true;
+    }
     ht_move_open_all(c->batch);
-    free_batch(c->batch);
+    ht_move_free(c->batch);
     c->batch = NULL;
     if (!c->in_pass)
         end_pass(s, c);
@@ -245,7 +214,9 @@ static enum ht_step choose_step(struct ht_store *s, struct ht_compaction *c)
 {
     struct ht_move_batch *b = c->batch;
 
-    c->in_pass = !choose_groups(b, &c->device, &c->group);
+    ht_store_lock(s);
+    c->in_pass = !choose(b, &c->device, &c->group);
+    ht_store_unlock(s);
     if (b->count)
         return ht_pass_begin(&b->pass, s, &user, b, 0, b->count, b->bytes) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     end_batch(s, c);
@@ -294,10 +265,3 @@ const struct ht_engine_type ht_compact_engine = {
     .figure = figures,
     .figures = HT_COMPACT_FIGURES,
 };
-
-/* The allocator is gone, and with it the closed groups. */
-void ht_compact_end(struct ht_compaction *c)
-{
-    free_batch(c->batch);
-    c->batch = NULL;
-}

@@ -2,9 +2,7 @@
 /* move_batch.h - inside engine/: nearly empty groups of blocks with what lies in them, and emptying them. */
 #pragma once
 
-#include "tiering/space/alloc.h"
-#include "tiering/txn/txn.h"
-#include "tiering/engine/move.h"
+#include "tiering/engine/engine_priv.h"
 #include "tiering/engine/pass.h"
 
 enum {

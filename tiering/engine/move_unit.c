@@ -16,7 +16,6 @@
  */
 
 #include "tiering/base/mutant.h"
-#include "tiering/space/alloc.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
@@ -44,25 +43,15 @@ struct unit {
     struct ht_slice slice; /* while it gathers */
 };
 
-static unsigned device_of(const struct ht_move_victim *v)
-{
-    return ht_move_device(v->key);
-}
-
-static uint64_t group_of(const struct ht_move_victim *v)
-{
-    return ht_move_group(v->key);
-}
-
 static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_ref *ref)
 {
-    uint64_t from = group_of(v) * HT_ALLOC_GROUP_BLOCKS, end = from + HT_ALLOC_GROUP_BLOCKS;
+    uint64_t from = ht_move_group(v->key) * HT_ALLOC_GROUP_BLOCKS, end = from + HT_ALLOC_GROUP_BLOCKS;
     unsigned blocks = 0;
 
     for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
         struct ht_extent x = ht_ref_extent(ref, i);
         uint64_t a = ht_max_u64(x.block, from), z = ht_min_u64(x.block + x.blocks, end);
-        if (x.device == device_of(v) && a < z)
+        if (x.device == ht_move_device(v->key) && a < z)
             blocks += (unsigned)(z - a);
     }
     return blocks;
@@ -159,7 +148,8 @@ static uint64_t slack_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 static int close_group(struct unit *u, struct ht_move_victim *v, unsigned inside) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_alloc *a = u->s->alloc;
-    unsigned taken = ht_alloc_group_taken(a, device_of(v), group_of(v)), left = HT_ALLOC_GROUP_BLOCKS - taken;
+    unsigned taken = ht_alloc_group_taken(a, ht_move_device(v->key), ht_move_group(v->key)),
+             left = HT_ALLOC_GROUP_BLOCKS - taken;
     uint64_t unusable = ht_alloc_whole_blocks(a) + u->b->closed_blocks + left;
 
     if (!inside || taken > HT_MOVE_TAKEN_MAX)
@@ -167,7 +157,7 @@ static int close_group(struct unit *u, struct ht_move_victim *v, unsigned inside
     if (inside != taken || ht_alloc_free_blocks(a) < unusable + u->blocks ||
         ht_alloc_available(a) < u->blocks + slack_blocks(u->s))
         return u->b->lsn || u->b->closed_blocks ? NOT_DURABLE : STAYS;
-    ht_alloc_close_group(a, device_of(v), group_of(v));
+    ht_alloc_close_group(a, ht_move_device(v->key), ht_move_group(v->key));
     u->b->closed_blocks += left;
     v->closed = true;
     return GATHERED;
@@ -190,7 +180,7 @@ static int gather_group(struct unit *u, unsigned victim) HT_REQUIRES(HT_LOCK_STO
     unsigned n = (unsigned)(end - first), before = u->count, inside = 0;
     int rc = v->skip ? STAYS : GATHERED;
 
-    if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, device_of(v), group_of(v)))
+    if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, ht_move_device(v->key), ht_move_group(v->key)))
         rc = STAYS; /* a writer needed it */
     if (!rc && !fits(u, before, n))
         rc = FULL;
@@ -290,12 +280,12 @@ static void open_until(struct ht_move_batch *b, unsigned end) HT_REQUIRES(HT_LOC
         struct ht_move_victim *v = &b->victim[b->settled];
         if (!v->closed)
             continue;
-        if (ht_alloc_is_closed_group(a, device_of(v), group_of(v)) &&
-            ht_alloc_group_taken(a, device_of(v), group_of(v)) == 0)
+        if (ht_alloc_is_closed_group(a, ht_move_device(v->key), ht_move_group(v->key)) &&
+            ht_alloc_group_taken(a, ht_move_device(v->key), ht_move_group(v->key)) == 0)
             b->figure[HT_COMPACT_EMPTIED]++;
         else
             b->figure[HT_COMPACT_SKIPPED]++;
-        ht_alloc_open_group(a, device_of(v), group_of(v));
+        ht_alloc_open_group(a, ht_move_device(v->key), ht_move_group(v->key));
         v->closed = false;
     }
 }

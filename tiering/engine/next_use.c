@@ -8,7 +8,6 @@
  * While a plan is followed hints get places in its order, and count more than what it says. Without one they make an
  * order of their own. When that changes all images get their places again.
  */
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
 
@@ -135,9 +134,7 @@ int ht_obj_set_next_use(struct ht_obj *o, uint64_t after_ns)
 {
     struct ht_store *s = o->s;
 
-    ht_store_lock(s);
-    uint64_t bytes = hinted_bytes(s, o);
-    ht_store_unlock(s);
+    uint64_t bytes = ht_store_locked(s, hinted_bytes(s, o));
     uint64_t lead = LEAD_NS_MIN + LEAD_TIMES * read_ns(s, bytes);
     ht_store_lock(s);
     int rc = ht_next_uses_set(&s->next_uses, o->oid, after_ns, lead, ht_now_ns());

@@ -2,7 +2,6 @@
 #include "tiering/engine/owners.h"
 
 #include "tiering/base/idhash.h"
-#include "tiering/base/lock.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn.h"
 
@@ -26,15 +25,9 @@ bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref)
          e->owners * (uint64_t)ht_move_record_bytes(ref) > ht_owners_max(s) * (uint64_t)HT_OWNERS_RECORD_BYTES);
 }
 
-void ht_owners_begin(struct ht_owners *w, size_t most, uint64_t groups)
+void ht_owners_begin(struct ht_owners *w, size_t most, struct ht_owners_part part)
 {
-    *w = (struct ht_owners){.most = most, .groups = groups};
-}
-
-void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_part part)
-{
-    ht_owners_begin(w, most, part.hashes ? part.hashes : HASHES_ALL);
-    w->from = part.from;
+    *w = (struct ht_owners){.most = most, .groups = part.hashes ? part.hashes : HASHES_ALL, .from = part.from};
 }
 
 uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t hashed)

@@ -59,9 +59,8 @@ struct ht_owners {
 
 unsigned ht_owners_max(const struct ht_store *s);
 bool ht_owners_are_too_many(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-void ht_owners_begin(struct ht_owners *w, size_t most, uint64_t groups);
-/* The groups are those of a part. */
-void ht_owners_begin_part(struct ht_owners *w, size_t most, struct ht_owners_part part);
+/* Its groups are those of a part. */
+void ht_owners_begin(struct ht_owners *w, size_t most, struct ht_owners_part part);
 uint32_t ht_owners_group_of(const struct ht_owners *w, uint64_t hashed);
 /* Is there no room for notes of a group, unless groups leave? */
 bool ht_owners_lack_room(struct ht_owners *w, uint32_t group);

@@ -236,11 +236,6 @@ static int next_shared(struct ht_pass *p)
     return rc;
 }
 
-static void begin_part(struct ht_pass *p, struct ht_owners_part part)
-{
-    ht_owners_begin_part(&p->shared, p->notes_max, part);
-}
-
 static void next_part(struct ht_pass *p)
 {
     struct ht_owners_part part = ht_owners_then(&p->shared);
@@ -249,7 +244,7 @@ static void next_part(struct ht_pass *p)
     part.hashes = ht_min_u64(part.hashes, p->hashes_left);
     *p->bytes -= ht_owners_bytes(&p->shared);
     ht_owners_end(&p->shared);
-    begin_part(p, part);
+    ht_owners_begin(&p->shared, p->notes_max, part);
     p->walk.at = p->walk.chunk = 0;
     p->again = true;
 }
@@ -261,7 +256,7 @@ int ht_pass_begin(struct ht_pass *p, struct ht_store *s, const struct ht_pass_us
 {
     *p = (struct ht_pass){.s = s, .user = user, .ctx = ctx, .bytes = bytes};
     p->notes_max = notes ? notes : 2 * (size_t)ht_owners_max(s);
-    begin_part(p, (struct ht_owners_part){.hashes = groups});
+    ht_owners_begin(&p->shared, p->notes_max, (struct ht_owners_part){.hashes = groups});
     p->hashes_left = p->shared.groups;
     int rc = ht_walk_begin(&p->walk, s);
     *bytes += ht_walk_bytes(&p->walk);

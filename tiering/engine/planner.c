@@ -18,7 +18,6 @@
  */
 
 #include "tiering/tier/period.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/plan.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -375,10 +374,9 @@ static uint32_t next_size(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 /* No step was found. A full ring may be too small for one. */
 static void give_more_room(struct ht_store *s)
 {
-    ht_store_lock(s);
-    uint32_t size = next_size(s);
-    ht_store_unlock(s);
+    uint32_t size = ht_store_locked(s, next_size(s));
     struct ht_run *run = size ? calloc(size, sizeof(*run)) : NULL;
+
     if (!run)
         return;
     ht_store_lock(s);

@@ -16,7 +16,6 @@
  * Threads hold several chunks here, in any order. They wait for a chunk only when they hold none.
  */
 
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/data/admission.h"

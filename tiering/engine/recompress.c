@@ -20,7 +20,6 @@
  * these chunks.
  */
 
-#include "tiering/cache/arena.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/write_frame.h"
@@ -182,9 +181,7 @@ static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
 
     if (rc || !m->owners)
         return rc;
-    ht_store_lock(r->s);
-    bool may = may_compress(r, m);
-    ht_store_unlock(r->s);
+    bool may = ht_store_locked(r->s, may_compress(r, m));
     if (may)
         rc = ht_recompress_batch_add(&r->batch, m, out_bytes);
     ht_pass_put(&r->pass);
@@ -320,11 +317,6 @@ void ht_recompress_destroy(struct ht_recompress *c)
 {
     round_free(c->round);
     free(c->seen);
-}
-
-uint64_t ht_recompress_bytes(const struct ht_recompress *c)
-{
-    return c->bytes;
 }
 
 void ht_store_set_compress(struct ht_store *s, ht_compress_fn fn, void *ctx)

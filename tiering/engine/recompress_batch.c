@@ -218,10 +218,7 @@ void ht_recompress_batch_give_back(struct ht_recompress_batch *b)
 
 static uint64_t available(struct ht_store *s)
 {
-    ht_store_lock(s);
-    uint64_t blocks = ht_alloc_available(s->alloc);
-    ht_store_unlock(s);
-    return blocks;
+    return ht_store_locked(s, ht_alloc_available(s->alloc));
 }
 
 bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
@@ -233,10 +230,8 @@ bool ht_recompress_batch_is_full(struct ht_recompress_batch *b)
 /* For the longest frame: in blocks that are free now, and that no promise counts on. */
 static bool has_space(struct ht_store *s, const struct ht_ref *was)
 {
-    ht_store_lock(s);
-    uint64_t blocks = ht_min_u64(ht_alloc_available(s->alloc), ht_alloc_free_blocks(s->alloc));
-    ht_store_unlock(s);
-    return blocks + 1 >= ht_ref_blocks(was);
+    return ht_store_locked(s, ht_min_u64(ht_alloc_available(s->alloc), ht_alloc_free_blocks(s->alloc))) + 1 >=
+        ht_ref_blocks(was);
 }
 
 /* The raw chunks of frames that wait, once their transaction is durable. 0 also when there are none. */

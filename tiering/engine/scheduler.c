@@ -417,10 +417,7 @@ int ht_row_resume(struct ht_row *r)
 
 bool ht_row_is_paused(struct ht_row *r)
 {
-    ht_mutex_lock(ht_lane_lock(r->lane));
-    bool paused = r->paused;
-    ht_mutex_unlock(ht_lane_lock(r->lane));
-    return paused;
+    return ht_locked(ht_lane_lock(r->lane), r->paused);
 }
 
 static enum ht_background_state state_of(const struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)

@@ -140,9 +140,7 @@ static unsigned scrub_super(struct ht_scrub_run *r, unsigned device, struct ht_s
 {
     struct ht_store *s = r->s;
 
-    ht_mutex_lock(ht_super_mutex(s));
-    struct ht_super sb = s->sb;
-    ht_mutex_unlock(ht_super_mutex(s));
+    struct ht_super sb = ht_locked(ht_super_mutex(s), s->sb);
     if (!ht_super_scrub(&sb, s->dev[device], device, false, out))
         return 0;
     /* Others wait for super_lock. */
@@ -455,9 +453,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
 {
     struct ht_scrub *c = &((struct ht_store *)ctx)->engine->scrub;
 
-    ht_mutex_lock(ht_scrub_lock(c));
-    struct ht_scrub_run *r = c->run;
-    ht_mutex_unlock(ht_scrub_lock(c));
+    struct ht_scrub_run *r = ht_locked(ht_scrub_lock(c), c->run);
     int rc = r ? go_on(r, b) : 0;
     if (!rc)
         return HT_STEP_IDLE;

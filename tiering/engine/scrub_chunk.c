@@ -16,7 +16,6 @@
  * error of the second read is damage.
  */
 
-#include "tiering/cache/arena.h"
 #include "tiering/codec/frame.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"

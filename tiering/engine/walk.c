@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/engine/walk.h"
+#include "tiering/engine/pass.h"
 
 #include "tiering/object/context.h"
 

@@ -7,7 +7,6 @@
  * written as soon as the gate lets planned writes pass, each one once. So the devices are busy while a trainer
  * computes, and the publication finds little to write. If it changes again before, it is final no more.
  */
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/engine/engine_priv.h"
@@ -118,11 +117,9 @@ int ht_writeback_make_room(struct ht_store *s)
 
 static bool is_needed(struct ht_store *s, int numa_index)
 {
-    ht_store_lock(s);
-    bool needed = !s->waits.stopping && ht_arena_under_pressure(s->arena) &&
-        (numa_index == HT_NUMA_INDEX_ANY || ht_arena_sums(s->arena)->dirty_on[numa_index]);
-    ht_store_unlock(s);
-    return needed;
+    return ht_store_locked(s,
+                           !s->waits.stopping && ht_arena_under_pressure(s->arena) &&
+                               (numa_index == HT_NUMA_INDEX_ANY || ht_arena_sums(s->arena)->dirty_on[numa_index]));
 }
 
 /*
@@ -148,9 +145,7 @@ static enum ht_step clean_final(void *ctx, struct ht_budget *b)
     struct ht_store *s = ctx;
 
     (void)b; /* a longer step keeps the devices busy, and no other row waits for it */
-    ht_store_lock(s);
-    bool needed = !s->waits.stopping && ht_arena_has_final(s->arena);
-    ht_store_unlock(s);
+    bool needed = ht_store_locked(s, !s->waits.stopping && ht_arena_has_final(s->arena));
     if (!needed)
         return HT_STEP_IDLE;
     int n = ht_writeback_some(s, FINAL, HT_CLEAN_FINAL, HT_NUMA_INDEX_ANY);

@@ -140,6 +140,22 @@ void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
     };
 }
 
+struct ht_dev_counters ht_devs_totals(struct ht_dev *const dev[], unsigned count)
+{
+    struct ht_dev_counters all = {0}, one;
+
+    for (unsigned i = 0; i < count; i++) {
+        if (!dev[i])
+            continue;
+        ht_dev_counters(dev[i], &one);
+        all.read_bytes += one.read_bytes;
+        all.written_bytes += one.written_bytes;
+        all.discarded_bytes += one.discarded_bytes;
+        all.flushes += one.flushes;
+    }
+    return all;
+}
+
 uint64_t ht_dev_next_data(const struct ht_dev *dev, uint64_t offset, uint64_t end)
 {
     if (dev->ram || dev->block || dev->raw)

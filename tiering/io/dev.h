@@ -91,6 +91,8 @@ struct ht_dev_counters {
     uint64_t read_errors, write_errors, flush_errors, discard_errors;
 };
 void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out);
+/* Bytes and flushes of these devices together. NULL: none. */
+struct ht_dev_counters ht_devs_totals(struct ht_dev *const dev[], unsigned count);
 /*
  * The health of a device since it was opened. FAILING: three writes in a row failed, or the last flush did.
  * NOT_ANSWERING: a request is older than the caller's bound. Words of the interface: ht_health_word.

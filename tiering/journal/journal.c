@@ -450,26 +450,17 @@ void ht_journal_dump(struct ht_journal *j, struct ht_dump *d)
 
 uint64_t ht_journal_durable(const struct ht_journal *j)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    uint64_t seq = j->durable_seq;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return seq;
+    return ht_locked(ht_journal_lock(j), j->durable_seq);
 }
 
 bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool live = j->copy[copy].dev != NULL;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return live;
+    return ht_locked(ht_journal_lock(j), j->copy[copy].dev != NULL);
 }
 
 bool ht_journal_failed(const struct ht_journal *j)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool failed = j->error != 0;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return failed;
+    return ht_locked(ht_journal_lock(j), j->error != 0);
 }
 
 static uint64_t frames_memory(const struct ht_frame_buf *f)

@@ -110,10 +110,7 @@ static bool fits_reserve_locked(const struct ht_journal *j, uint64_t bytes) HT_R
 
 bool ht_journal_lacks_room(struct ht_journal *j, uint64_t bytes)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool fits = fits_reserve_locked(j, bytes);
-    ht_mutex_unlock(ht_journal_lock(j));
-    return !fits;
+    return !ht_locked(ht_journal_lock(j), fits_reserve_locked(j, bytes));
 }
 
 int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force)
@@ -169,10 +166,7 @@ static bool fits_locked(const struct ht_journal *j, size_t bytes) HT_REQUIRES(HT
 
 bool ht_journal_is_short(struct ht_journal *j)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool is_short = ht_journal_used_locked(j) + emission_left_locked(j) >= j->log_bytes / 4 * 3;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return is_short;
+    return ht_locked(ht_journal_lock(j), ht_journal_used_locked(j) + emission_left_locked(j) >= j->log_bytes / 4 * 3);
 }
 
 bool ht_journal_fits_after_checkpoint_locked(const struct ht_journal *j, size_t bytes)
@@ -258,8 +252,5 @@ int ht_journal_wait_space(struct ht_journal *j, size_t bytes)
 
 bool ht_journal_try_space(struct ht_journal *j, size_t bytes)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool fits = emits_locked(j) || (bytes <= j->log_bytes && fits_locked(j, bytes));
-    ht_mutex_unlock(ht_journal_lock(j));
-    return fits;
+    return ht_locked(ht_journal_lock(j), emits_locked(j) || (bytes <= j->log_bytes && fits_locked(j, bytes)));
 }

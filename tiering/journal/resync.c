@@ -102,10 +102,7 @@ static int inspect(struct resyncing *r)
 
 static bool is_stopping(struct ht_journal *j)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool stopping = j->stopping;
-    ht_mutex_unlock(ht_journal_lock(j));
-    return stopping;
+    return ht_locked(ht_journal_lock(j), j->stopping);
 }
 
 /* An unmount waits for one request at most. */

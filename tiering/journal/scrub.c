@@ -163,10 +163,7 @@ static void note_damage(struct ht_journal *j, struct ht_log_scrub *c, const stru
 /* Was the place that was read still part of the log? Only then the bytes prove anything about the copies. */
 static bool still_there(struct ht_journal *j, const struct ht_log_scrub *c)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    bool there = !moved_locked(j, c);
-    ht_mutex_unlock(ht_journal_lock(j));
-    return there;
+    return ht_locked(ht_journal_lock(j), !moved_locked(j, c));
 }
 
 int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *c, struct ht_log_scrub_found *out)

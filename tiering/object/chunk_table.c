@@ -4,7 +4,6 @@
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
 #include "tiering/api/object.h"
-#include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
 /* Chunks below this many are within a tree of that height. */
@@ -245,16 +244,11 @@ static bool is_leaf_in_use(const struct ht_leaf *l)
     return l->head.users;
 }
 
-static void free_leaf(struct ht_obj *o, struct ht_leaf *l) HT_REQUIRES(HT_LOCK_STORE)
+/* A node or, at height 0, a leaf. */
+static void free_table(struct ht_obj *o, void *p, unsigned height) HT_REQUIRES(HT_LOCK_STORE)
 {
-    count_table(o->s, -(int64_t)sizeof(*l));
-    ht_trash_put(o->s, l);
-}
-
-static void free_node(struct ht_obj *o, struct ht_node *n) HT_REQUIRES(HT_LOCK_STORE)
-{
-    count_table(o->s, -(int64_t)sizeof(*n));
-    ht_trash_put(o->s, n);
+    count_table(o->s, -(int64_t)(height ? sizeof(struct ht_node) : sizeof(struct ht_leaf)));
+    ht_trash_put(o->s, p);
 }
 
 /* Slots from the first up that are empty. */
@@ -276,7 +270,7 @@ static void lower(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
         struct ht_node *n = x->root;
         x->root = n->slot[0];
         x->height--;
-        free_node(o, n);
+        free_table(o, n, 1);
     }
     if (!x->root)
         x->height = 0;
@@ -300,11 +294,11 @@ void ht_chunk_trim(struct ht_obj *o, uint64_t index)
         if (is_leaf_in_use(l))
             return;
         assert(!l->head.dirty && !l->head.unpublished && !l->head.writing && !l->busy);
-        free_leaf(o, l);
+        free_table(o, l, 0);
         *p = NULL;
     }
     while (depth && empty_slots(*way[depth - 1], 0) == HT_NODE_SLOTS) {
-        free_node(o, *way[--depth]);
+        free_table(o, *way[--depth], 1);
         *way[depth] = NULL;
     }
     lower(o);
@@ -381,10 +375,8 @@ static void free_below(struct ht_obj *o, void *p, unsigned height) HT_REQUIRES(H
 {
     for (unsigned k = 0; p && height && k < HT_NODE_SLOTS; k++)
         free_below(o, ((struct ht_node *)p)->slot[k], height - 1);
-    if (p && height)
-        free_node(o, p);
-    else if (p)
-        free_leaf(o, p);
+    if (p)
+        free_table(o, p, height);
 }
 
 void ht_chunks_free(struct ht_obj *o)

@@ -26,7 +26,6 @@
 #include "tiering/io/gate.h"
 #include "tiering/api/store.h"
 #include "tiering/object/deferred_free.h"
-#include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 
 struct ht_staging;
@@ -95,6 +94,15 @@ struct ht_hooks {
     void (*free_shm)(struct ht_obj *o);
     /* Any thread; the store's lock may be held. */
     void (*wake_engines)(struct ht_store *s, const struct ht_wakes *w);
+};
+
+/* numa.c: which memory is near which device. Fixed, except for the credit. */
+struct ht_numa {
+    struct ht_nodes nodes; /* that memory comes from */
+    /* Devices, as if they were nodes: whose turn it is to get new content. */
+    struct ht_nodes turns;
+    int64_t credit[HT_NODES_MAX] HT_GUARDED_BY(HT_LOCK_STORE);
+    int8_t index[HT_DEVICES_MAX]; /* place of each device's node, or HT_NUMA_INDEX_ANY */
 };
 
 /* Bytes in flight, and counts of events since the mount. */
@@ -183,6 +191,15 @@ static inline void ht_store_unlock(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE)
         ht_mutex_unlock(ht_store_mutex(s));
 }
 
+/* As ht_locked. */
+#define ht_store_locked(s, value)     \
+    ({                                \
+        ht_store_lock(s);             \
+        __auto_type value_ = (value); \
+        ht_store_unlock(s);           \
+        value_;                       \
+    })
+
 void ht_waits_init(struct ht_waits *w);
 void ht_waits_destroy(struct ht_waits *w);
 /* Space became free. */
@@ -200,3 +217,25 @@ int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQU
 /* This image went, or may go: wakes a thread that waits for one. */
 void ht_wake_for_slot(struct ht_store *s, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_wake_one_for_slot(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+
+/* -------------------------------------------------------------- nodes: numa.c */
+
+/* Before memory is made. -EINVAL: there is no such node. */
+int ht_store_find_nodes(struct ht_store *s) HT_MUST_CHECK;
+
+/*
+ * Where an image of the chunk should be: near the device that it lies on. A chunk that is not stored yet gets a device
+ * first (*target_device, and 1, as in struct ht_image), if it matters.
+ */
+int ht_chunk_choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *target_device) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * The place for an image without a requested one: near the device of the chunk, or else near the device that the image
+ * is meant for.
+ */
+int ht_chunk_numa_index(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+/* The device that its image is meant for, or -1. */
+int ht_chunk_target_device(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+uint8_t ht_chunk_stored_target_device(const struct ht_store *s, struct ht_chunk *c);
+int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref);
+/* The place of all its stored bytes, or HT_NUMA_INDEX_ANY. Releases the lock in between. */
+int ht_obj_common_numa_index(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);

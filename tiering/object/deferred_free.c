@@ -8,7 +8,6 @@
 
 #include "tiering/object/deferred_free.h"
 #include "tiering/base/mutant.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 
 static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
@@ -66,23 +65,6 @@ struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q)
     assert(q->count);
     q->count--;
     return ++q->head == HT_DEFERRED_BLOCK_ITEMS || !q->count ? drop_block(q) : NULL;
-}
-
-struct ht_deferred_place ht_deferred_frees_begin(const struct ht_deferred_frees *q)
-{
-    return (struct ht_deferred_place){.block = q->first, .item = q->head, .left = q->count};
-}
-
-const struct ht_ref *ht_deferred_frees_next(struct ht_deferred_place *at)
-{
-    if (!at->left)
-        return NULL;
-    if (at->item == HT_DEFERRED_BLOCK_ITEMS) {
-        at->block = at->block->next;
-        at->item = 0;
-    }
-    at->left--;
-    return &at->block->item[at->item++].ref;
 }
 
 uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q)

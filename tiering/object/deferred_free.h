@@ -42,13 +42,6 @@ int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const stru
 struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q); /* NULL: none */
 /* There is one. Returns a block that is empty now, of malloc, or NULL. */
 struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q) HT_MUST_CHECK;
-/* A walk over all items, while the lock is held. */
-struct ht_deferred_place {
-    const struct ht_deferred_block *block;
-    size_t item, left;
-};
-struct ht_deferred_place ht_deferred_frees_begin(const struct ht_deferred_frees *q);
-const struct ht_ref *ht_deferred_frees_next(struct ht_deferred_place *at); /* NULL: that was the last one */
 uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q);
 /* Frees all memory of the queue and its references. */
 void ht_deferred_frees_end(struct ht_deferred_frees *q);

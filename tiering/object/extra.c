@@ -8,20 +8,9 @@
  */
 
 #include "tiering/api/object.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 
-static const struct ht_obj_extra nothing; /* shared by all objects without an extra of their own */
-
-void ht_obj_init_extra(struct ht_obj *o)
-{
-    o->extra = &nothing;
-}
-
-bool ht_obj_has_extra(const struct ht_obj *o)
-{
-    return o->extra != &nothing;
-}
+const struct ht_obj_extra ht_obj_no_extra;
 
 int ht_obj_need_extra(struct ht_obj *o)
 {
@@ -44,20 +33,13 @@ struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
     return (struct ht_obj_extra *)(uintptr_t)o->extra;
 }
 
-static uint64_t shared_blocks_of(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+/* Of a chunk's references, those that are shared; or cold ones, which are a part of these. */
+static uint64_t blocks_of(const struct ht_chunk *c, bool cold) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint64_t blocks = c->flags & HT_CH_PUB && c->pub.shared ? ht_ref_blocks(&c->pub) : 0;
-    bool own = (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
+    bool pub = c->flags & HT_CH_PUB && (cold ? ht_ref_is_cold(&c->pub) : c->pub.shared);
+    bool cur = ht_chunk_has_place(c) && (cold ? ht_ref_is_cold(&c->cur) : c->cur.shared);
 
-    return blocks + (own && c->cur.shared ? ht_ref_blocks(&c->cur) : 0);
-}
-
-static uint64_t cold_blocks_of(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
-{
-    uint64_t blocks = c->flags & HT_CH_PUB && ht_ref_is_cold(&c->pub) ? ht_ref_blocks(&c->pub) : 0;
-    bool own = (c->flags & (HT_CH_CUR | HT_CH_SHARE)) == HT_CH_CUR;
-
-    return blocks + (own && ht_ref_is_cold(&c->cur) ? ht_ref_blocks(&c->cur) : 0);
+    return (pub ? ht_ref_blocks(&c->pub) : 0) + (cur ? ht_ref_blocks(&c->cur) : 0);
 }
 
 uint64_t ht_obj_cold_blocks(const struct ht_obj *o)
@@ -65,46 +47,30 @@ uint64_t ht_obj_cold_blocks(const struct ht_obj *o)
     if (ht_obj_has_extra(o))
         return o->extra->cold_blocks;
     /* A replay counts in the end. */
-    return o->first.head.there && !o->s->objects.replaying ? cold_blocks_of(&o->first.chunk) : 0;
+    return o->first.head.there && !o->s->objects.replaying ? blocks_of(&o->first.chunk, true) : 0;
 }
 
-static void change_cold(struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+void ht_obj_count_cold(struct ht_obj *o, const struct ht_ref *ref, int sign)
 {
-    if (ht_obj_has_extra(o))
+    uint64_t blocks = ht_ref_is_cold(ref) ? (uint64_t)(sign * (int64_t)ht_ref_blocks(ref)) : 0;
+
+    if (blocks && ht_obj_has_extra(o))
         ht_obj_extra(o)->cold_blocks += blocks;
     o->scope->cold_blocks += blocks;
     o->s->objects.cold_blocks += blocks;
-}
-
-void ht_obj_add_cold(struct ht_obj *o, const struct ht_ref *ref)
-{
-    if (ht_ref_is_cold(ref))
-        change_cold(o, ht_ref_blocks(ref));
-}
-
-void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref)
-{
-    if (ht_ref_is_cold(ref))
-        change_cold(o, -(uint64_t)ht_ref_blocks(ref));
 }
 
 uint64_t ht_obj_shared_blocks(const struct ht_obj *o)
 {
     if (ht_obj_has_extra(o))
         return o->extra->shared_blocks;
-    return o->first.head.there ? shared_blocks_of(&o->first.chunk) : 0;
+    return o->first.head.there ? blocks_of(&o->first.chunk, false) : 0;
 }
 
-void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref)
+void ht_obj_count_shared(struct ht_obj *o, const struct ht_ref *ref, int sign)
 {
     if (ht_obj_has_extra(o))
-        ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
-}
-
-void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref)
-{
-    if (ht_obj_has_extra(o))
-        ht_obj_extra(o)->shared_blocks -= ht_ref_blocks(ref);
+        ht_obj_extra(o)->shared_blocks += (uint64_t)(sign * (int64_t)ht_ref_blocks(ref));
 }
 
 int ht_obj_set_derived(struct ht_obj *o, bool edited)
@@ -136,10 +102,7 @@ int ht_obj_set_used(struct ht_obj *o, uint32_t bytes)
 
 bool ht_obj_is_derived(struct ht_obj *o)
 {
-    ht_store_lock(o->s);
-    bool derived = o->extra->derived;
-    ht_store_unlock(o->s);
-    return derived;
+    return ht_store_locked(o->s, o->extra->derived);
 }
 
 void ht_obj_free_extra(struct ht_obj *o)

@@ -7,12 +7,8 @@
  * when its image is made. It is written there while that is fair to the other devices (struct ht_alloc_hint). All of
  * this is a hint: memory that is free elsewhere is used before anything is evicted.
  */
-#include "tiering/object/numa.h"
 #include "tiering/base/log.h"
-#include "tiering/io/dev.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 

@@ -9,7 +9,6 @@
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/idhash.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
@@ -66,7 +65,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->s = s;
     o->oid = oid;
     o->chunk_shift = 16;
-    ht_obj_init_extra(o);
+    o->extra = &ht_obj_no_extra;
     ht_obj_join(o, s->objects.scope0);
     ht_list_init(&o->touched);
     put_in_table(s, o);
@@ -282,10 +281,7 @@ uint64_t ht_obj_id(const struct ht_obj *o)
 
 uint64_t ht_obj_size(struct ht_obj *o)
 {
-    ht_store_lock(o->s);
-    uint64_t size = o->size;
-    ht_store_unlock(o->s);
-    return size;
+    return ht_store_locked(o->s, o->size);
 }
 
 uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)

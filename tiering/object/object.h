@@ -104,9 +104,12 @@ struct ht_objects {
     struct ht_scope_changes *changes; /* scope.h; NULL: no publication goes on */
 };
 
-/* extra.c. A new object has one that is all zeros and shared. */
-void ht_obj_init_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-bool ht_obj_has_extra(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* of its own */
+/* extra.c. A new object has this one, which all share. */
+extern const struct ht_obj_extra ht_obj_no_extra;
+static inline bool ht_obj_has_extra(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) /* of its own */
+{
+    return o->extra != &ht_obj_no_extra;
+}
 /* So that it has an extra of its own. */
 int ht_obj_need_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* For a change: it has an extra of its own then. */
@@ -123,14 +126,12 @@ uint64_t ht_obj_log_promise_left(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STO
 int ht_obj_promise_log(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The chunk, which had none, has log bytes from now on: promised ones, or those that the caller has reserved. */
 void ht_chunk_set_log_reserved(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-/* Blocks of its references with the bit shared; to be told when such a reference comes or goes. */
+/* Blocks of its references with the bit shared; to be told when such a reference comes (1) or goes (-1). */
 uint64_t ht_obj_shared_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_add_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_sub_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_count_shared(struct ht_obj *o, const struct ht_ref *ref, int sign) HT_REQUIRES(HT_LOCK_STORE);
 /* The same of references to the vault: also the sums of its scope and of the store. */
 uint64_t ht_obj_cold_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_add_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_sub_cold(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_count_cold(struct ht_obj *o, const struct ht_ref *ref, int sign) HT_REQUIRES(HT_LOCK_STORE);
 /* Programs stored into its shared memory until now, maybe also since the last call. */
 static inline void ht_obj_note_stores(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {

@@ -21,7 +21,6 @@
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/pages.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 
@@ -281,11 +280,11 @@ void ht_refcounts_free(struct ht_store *s)
 /* Shared space does not come back when it is dropped: a rewrite reserve may not count it as stored. */
 static int rewrite_reserve_shared(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
-    ht_obj_add_shared(o, ref);
+    ht_obj_count_shared(o, ref, 1);
     uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), ht_ref_blocks(ref));
     int rc = n ? ht_alloc_reserve(o->s->alloc, n) : 0;
     if (rc)
-        ht_obj_sub_shared(o, ref);
+        ht_obj_count_shared(o, ref, -1);
     else if (n)
         ht_obj_extra(o)->rewrite_reserve_left += n;
     return rc;

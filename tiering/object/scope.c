@@ -32,6 +32,15 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
     return sc;
 }
 
+/* For its figures: one that is not in memory has zeros. */
+static const struct ht_scope *known(struct ht_store *s, uint64_t id) HT_REQUIRES(HT_LOCK_STORE)
+{
+    static const struct ht_scope none;
+    const struct ht_scope *sc = ht_scope_find(s, id, false);
+
+    return sc ? sc : &none;
+}
+
 static void free_scope(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_chain_remove(&s->objects.scopes, sc, next);
@@ -124,11 +133,7 @@ int ht_scope_set_all_paths(struct ht_store *s, uint64_t scope, bool all)
 
 bool ht_scope_is_frozen(struct ht_store *s, uint64_t scope)
 {
-    ht_store_lock(s);
-    const struct ht_scope *sc = ht_scope_find(s, scope, false);
-    bool frozen = sc && sc->frozen;
-    ht_store_unlock(s);
-    return frozen;
+    return ht_store_locked(s, known(s, scope)->frozen);
 }
 
 /* ---------------------------------------------------------------- touched */
@@ -239,38 +244,22 @@ void ht_obj_touch_meta(struct ht_obj *o)
 
 uint64_t ht_scope_found_bytes(struct ht_store *s, uint64_t scope)
 {
-    ht_store_lock(s);
-    const struct ht_scope *sc = ht_scope_find(s, scope, false);
-    uint64_t bytes = sc ? sc->found_bytes : 0;
-    ht_store_unlock(s);
-    return bytes;
+    return ht_store_locked(s, known(s, scope)->found_bytes);
 }
 
 uint64_t ht_scope_cold_bytes(struct ht_store *s, uint64_t scope)
 {
-    ht_store_lock(s);
-    const struct ht_scope *sc = ht_scope_find(s, scope, false);
-    uint64_t blocks = sc ? sc->cold_blocks : 0;
-    ht_store_unlock(s);
-    return blocks * HT_BLOCK_BYTES;
+    return ht_store_locked(s, known(s, scope)->cold_blocks) * HT_BLOCK_BYTES;
 }
 
 bool ht_scope_is_empty(struct ht_store *s, uint64_t scope)
 {
-    ht_store_lock(s);
-    const struct ht_scope *sc = ht_scope_find(s, scope, false);
-    bool empty = !sc || !sc->objects;
-    ht_store_unlock(s);
-    return empty;
+    return ht_store_locked(s, known(s, scope)->objects) == 0;
 }
 
 uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope)
 {
-    ht_store_lock(s);
-    const struct ht_scope *sc = ht_scope_find(s, scope, false);
-    uint64_t bytes = sc ? sc->written_bytes : 0;
-    ht_store_unlock(s);
-    return bytes;
+    return ht_store_locked(s, known(s, scope)->written_bytes);
 }
 
 /* --------------------------------------------------------------- changes */
@@ -319,10 +308,7 @@ void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
 
 unsigned ht_obj_aborts(struct ht_obj *o)
 {
-    ht_store_lock(o->s);
-    unsigned aborts = o->scope->aborts;
-    ht_store_unlock(o->s);
-    return aborts;
+    return ht_store_locked(o->s, o->scope->aborts);
 }
 
 /* Clang cannot follow a lock that only one result keeps. */

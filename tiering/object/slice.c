@@ -3,9 +3,7 @@
 
 #include <sched.h>
 
-#include "tiering/base/pool.h"
 #include "tiering/object/context.h"
-#include "tiering/io/gate.h"
 
 /* In builds with AddressSanitizer nothing is collected, so that a late use is found. */
 void ht_trash_put(struct ht_store *s, void *piece)

@@ -14,8 +14,6 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 #include "tiering/base/lack.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 
@@ -37,8 +35,8 @@ void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
     o->stored_blocks -= blocks;
     o->s->objects.lost_chunks -= ht_ref_lost(ref);
     if (ref->shared)
-        ht_obj_sub_shared(o, ref);
-    ht_obj_sub_cold(o, ref);
+        ht_obj_count_shared(o, ref, -1);
+    ht_obj_count_cold(o, ref, -1);
     if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
         ht_journal_unreserve(o->s->journal, ht_ref_extra_bytes(ref));
 }
@@ -491,10 +489,7 @@ int ht_obj_rewrite_reserve(struct ht_obj *o, uint64_t size)
 
 uint64_t ht_obj_rewrite_bytes(struct ht_obj *o, uint64_t size)
 {
-    ht_store_lock(o->s);
-    uint64_t blocks = blocks_to_reserve(o, ht_rewrite_reserve_blocks(o, size));
-    ht_store_unlock(o->s);
-    return blocks * HT_BLOCK_BYTES;
+    return ht_store_locked(o->s, blocks_to_reserve(o, ht_rewrite_reserve_blocks(o, size))) * HT_BLOCK_BYTES;
 }
 
 void ht_obj_end_rewrite_reserve(struct ht_obj *o)

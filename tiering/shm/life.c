@@ -248,7 +248,7 @@ int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
     struct ht_store *s = o->s;
 
     if (s->opts.shm_lent)
-        ht_arena_stop_populating(s->arena);
+        ht_pinned_stop_populating(ht_arena_memory(s->arena));
     ht_store_lock(s);
     int rc = prepare(o, user);
     if (rc) {

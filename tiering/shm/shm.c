@@ -71,7 +71,7 @@ void ht_shm_stats(const struct ht_store *s, struct ht_store_stats *out)
 static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    int rc = ht_chunk_fill(o, c, index);
+    int rc = ht_chunk_fill(o, c, index, NULL);
 
     if (rc)
         return rc;
@@ -124,7 +124,7 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
         if (!rc && clear)
             memset(ht_shm_chunk_memory(o, index), 0, ht_shm_chunk_bytes(o, index));
     }
-    return rc ? rc : ht_chunk_fill(o, c, index);
+    return rc ? rc : ht_chunk_fill(o, c, index, NULL);
 }
 
 /* Has the chunk all that complete_chunk would give it, and does no thread hold it? */

@@ -11,34 +11,15 @@
  *
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
  */
-#include "tiering/space/alloc.h"
-
 #include "tiering/base/fault.h"
 #include "tiering/base/lack.h"
-#include "tiering/space/space_map.h"
+#include "tiering/space/alloc_priv.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
 #define DISCARD_BLOCKS 64u                   /* but so many, if no whole group is among them */
 #define DISCARD_BLOCKS_MAX (64u << 20 >> 12) /* 64 MiB */
 #define BAD_PART 32u   /* part of a device that may be bad places; beyond that the device is bad */
 #define BROKEN_PART 8u /* of the free space: compaction is worth it if so much is in broken groups */
-
-struct device {
-    struct ht_space_map map;
-    uint64_t bad_blocks;
-    uint64_t discarding; /* blocks that are taken while the device forgets them */
-    uint64_t deferred;   /* blocks that are pending_free otherwise */
-    bool offline, failing, capacity;
-    uint32_t share;    /* as in struct ht_place_device */
-    int64_t credit[2]; /* of new content, of rewritten content: a lot of one would hide what the other owes */
-};
-
-struct ht_alloc {
-    unsigned device_count;
-    uint64_t total, free_blocks, pending_free, reserved;
-    bool notes_freed;
-    struct device device[HT_DEVICES_MAX];
-};
 
 /* The runs that ht_alloc_take has found so far. */
 struct taking {
@@ -62,7 +43,7 @@ static bool extent_inside(const struct ht_alloc *a, const struct ht_extent *e)
 /* Flip a run of blocks from !taken to taken. */
 static void device_set(struct ht_alloc *a, const struct ht_extent *e, bool taken)
 {
-    struct device *d = &a->device[e->device];
+    struct ht_alloc_map *d = &a->device[e->device];
 
     ht_space_map_set(&d->map, e->block, e->blocks, taken);
     if (!d->offline)
@@ -118,7 +99,7 @@ void ht_alloc_free(struct ht_alloc *a)
 
 void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
 {
-    struct device *d = &a->device[device];
+    struct ht_alloc_map *d = &a->device[device];
 
     assert(!d->offline);
     d->offline = true;
@@ -134,7 +115,7 @@ void ht_alloc_set_capacity(struct ht_alloc *a, unsigned device)
 
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)
 {
-    struct device *d = &a->device[device];
+    struct ht_alloc_map *d = &a->device[device];
     bool ends = failing && !d->failing, begins = !failing && d->failing;
 
     if (!d->offline)
@@ -193,7 +174,7 @@ void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)
 bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e)
 {
     assert(extent_inside(a, e));
-    struct device *d = &a->device[e->device];
+    struct ht_alloc_map *d = &a->device[e->device];
     if (d->bad_blocks + e->blocks > d->map.blocks / BAD_PART)
         return false;
     d->bad_blocks += e->blocks;
@@ -230,7 +211,7 @@ bool ht_alloc_wants_compaction(const struct ht_alloc *a)
 
 uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_t from)
 {
-    const struct device *d = &a->device[device];
+    const struct ht_alloc_map *d = &a->device[device];
 
     return d->offline ? HT_ALLOC_NO_GROUP : ht_space_map_next_sparse(&d->map, from);
 }
@@ -238,13 +219,8 @@ uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group)
 {
     const struct ht_space_map *m = &a->device[device].map;
-    unsigned taken = 0;
 
-    if (ht_free_index_is_whole(&m->index, group)) /* it may have no memory */
-        return 0;
-    for (unsigned i = 0; i < HT_GROUP_BLOCKS / 64; i++)
-        taken += (unsigned)__builtin_popcountll(m->taken[group * (HT_GROUP_BLOCKS / 64) + i]);
-    return taken;
+    return ht_free_index_is_whole(&m->index, group) ? 0 : ht_space_map_taken(m, group); /* it may have no memory */
 }
 
 void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
@@ -273,7 +249,7 @@ uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e)
 
 void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out)
 {
-    const struct device *d = &a->device[device];
+    const struct ht_alloc_map *d = &a->device[device];
 
     *out = (struct ht_alloc_device){d->map.blocks, d->map.free_blocks, d->bad_blocks};
 }
@@ -320,7 +296,7 @@ void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks)
 
 void ht_alloc_pending_free_add(struct ht_alloc *a, const struct ht_extent *e)
 {
-    struct device *d = &a->device[e->device];
+    struct ht_alloc_map *d = &a->device[e->device];
 
     assert(extent_inside(a, e));
     d->deferred += e->blocks;
@@ -329,7 +305,7 @@ void ht_alloc_pending_free_add(struct ht_alloc *a, const struct ht_extent *e)
 
 void ht_alloc_pending_free_sub(struct ht_alloc *a, const struct ht_extent *e)
 {
-    struct device *d = &a->device[e->device];
+    struct ht_alloc_map *d = &a->device[e->device];
     uint32_t countable = d->offline ? 0 : e->blocks;
 
     assert(extent_inside(a, e) && d->deferred >= e->blocks && a->pending_free >= countable);
@@ -339,7 +315,7 @@ void ht_alloc_pending_free_sub(struct ht_alloc *a, const struct ht_extent *e)
 
 /* ------------------------------------------------------- allocation */
 
-static void add_run(struct taking *t, const struct device *d, struct ht_run run)
+static void add_run(struct taking *t, const struct ht_alloc_map *d, struct ht_run run)
 {
     uint32_t device = (uint32_t)(d - t->alloc->device);
     struct ht_extent *last = t->count ? &t->out[t->count - 1] : NULL;
@@ -355,7 +331,7 @@ static void add_run(struct taking *t, const struct device *d, struct ht_run run)
 }
 
 /* Closed groups come before pieces, and after them for compaction, which empties these groups. */
-static unsigned take_runs(const struct taking *t, struct device *d, struct ht_run run[HT_GROUP_BLOCKS])
+static unsigned take_runs(const struct taking *t, struct ht_alloc_map *d, struct ht_run run[HT_GROUP_BLOCKS])
 {
     unsigned n = ht_space_map_take(&d->map, t->left, run);
 
@@ -367,7 +343,7 @@ static unsigned take_runs(const struct taking *t, struct device *d, struct ht_ru
 }
 
 /* In one run if there is one; else in pieces, until the request is served or the device is full. */
-static void take_from(struct taking *t, struct device *d)
+static void take_from(struct taking *t, struct ht_alloc_map *d)
 {
     struct ht_run run[HT_GROUP_BLOCKS];
 
@@ -381,7 +357,7 @@ static void take_from(struct taking *t, struct device *d)
 static void fill_table(const struct ht_alloc *a, bool movable, struct ht_place_device table[])
 {
     for (unsigned i = 0; i < a->device_count; i++) {
-        const struct device *d = &a->device[i];
+        const struct ht_alloc_map *d = &a->device[i];
         table[i] = (struct ht_place_device){d->map.blocks, d->map.free_blocks, d->offline, d->failing,
                                             d->share,      d->credit[movable], d->capacity};
     }
@@ -471,7 +447,7 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
                              unsigned n_max)
 {
     enum { RUNS_MAX = 64 };
-    struct device *d = &a->device[walk->device];
+    struct ht_alloc_map *d = &a->device[walk->device];
     uint64_t most = ht_max_u64(d->map.free_blocks / DISCARD_PART, DISCARD_BLOCKS), blocks = 0;
     struct ht_run run[RUNS_MAX];
 
@@ -495,7 +471,7 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
 void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        struct device *d = &a->device[e[i].device];
+        struct ht_alloc_map *d = &a->device[e[i].device];
         assert(d->discarding >= e[i].blocks);
         d->discarding -= e[i].blocks;
         a->pending_free -= d->offline || d->failing ? 0 : e[i].blocks;
@@ -510,23 +486,6 @@ uint64_t ht_alloc_discarding(const struct ht_alloc *a, bool awaited)
     for (unsigned i = 0; i < a->device_count; i++)
         blocks += a->device[i].offline || (awaited && a->device[i].failing) ? 0 : a->device[i].discarding;
     return blocks;
-}
-
-/* ----------------------------------------------------------- verify */
-
-void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free)
-{
-    uint64_t total = 0, free_blocks = 0;
-
-    for (unsigned i = 0; i < a->device_count; i++) {
-        const struct device *d = &a->device[i];
-        uint64_t free_here = ht_space_map_verify(&d->map);
-        assert(d->bad_blocks <= d->map.blocks - free_here);
-        total += d->offline ? 0 : d->map.blocks;
-        free_blocks += d->offline ? 0 : free_here;
-    }
-    assert(a->total == total && a->free_blocks == free_blocks);
-    assert(a->pending_free == pending_free + ht_alloc_discarding(a, true));
 }
 
 static_assert((unsigned)HT_GROUP_BLOCKS <= HT_FRAGS_MAX,

@@ -207,31 +207,4 @@ unsigned ht_free_index_whole_below(const struct ht_free_index *x, uint64_t group
     return (unsigned)(group % 64) - (broken ? 64 - (unsigned)__builtin_clzll(broken) : 0);
 }
 
-/* -------------------------------------------------------------- verify */
-
-static void verify_summaries(const struct ht_free_index *x, unsigned class, uint64_t group)
-{
-    uint64_t at = group;
-
-    for (unsigned level = 0; level + 1 < x->levels; level++) {
-        at /= 64;
-        bool any = word_get(x, level, class, at) != 0;
-        assert(any == (word_get(x, level + 1, class, at / 64) >> at % 64 & 1));
-    }
-}
-
-void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool whole, unsigned longest)
-{
-    unsigned is = whole ? HT_FREE_WHOLE : longest ? ht_free_class_of(longest) : HT_FREE_NONE;
-
-    assert(x->longest[group] == (whole ? 0 : longest));
-    for (unsigned class = 0; class < HT_FREE_CLASSES; class ++) {
-        assert(has(x, class, group) == (class == is));
-        verify_summaries(x, class, group);
-    }
-    verify_summaries(x, HT_FREE_FREED, group);
-    verify_summaries(x, HT_FREE_CLOSED, group);
-    verify_summaries(x, HT_FREE_SPARSE, group);
-}
-
 static_assert(EXACT - 1 + (8 - EXACT_LOG) * PARTS == HT_FREE_LARGEST, "256 has a class of its own");

@@ -71,5 +71,5 @@ void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint6
 uint64_t ht_free_index_last(const struct ht_free_index *x, unsigned class);
 /* How many groups below this one, and in the same 64, are whole without a gap. */
 unsigned ht_free_index_whole_below(const struct ht_free_index *x, uint64_t group);
-/* Asserts that the group is in this class alone, and that the summaries of its words are right. */
+/* tests: asserts that the group is in this class alone, and that the summaries of its words are right. */
 void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);

@@ -172,7 +172,7 @@ static void note_touched(struct ht_space_map *m, uint64_t group)
     m->touched[page / 64] |= mask;
 }
 
-static unsigned taken_of(const struct ht_space_map *m, uint64_t group)
+unsigned ht_space_map_taken(const struct ht_space_map *m, uint64_t group)
 {
     unsigned taken = 0;
 
@@ -184,7 +184,7 @@ static unsigned taken_of(const struct ht_space_map *m, uint64_t group)
 /* Not the last group, if the device ends in it, and none with blocks that never move. */
 static bool is_sparse(const struct ht_space_map *m, uint64_t group)
 {
-    unsigned taken = taken_of(m, group);
+    unsigned taken = ht_space_map_taken(m, group);
 
     return taken && taken <= HT_SPARSE_TAKEN_MAX && (group + 1) * HT_GROUP_BLOCKS <= m->blocks &&
         !ht_free_index_is_fixed(&m->index, group);
@@ -600,36 +600,4 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
     }
     *from = group;
     return n;
-}
-
-/* ----------------------------------------------------------- verify */
-
-static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
-{
-    bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
-
-    ht_free_index_verify(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
-    assert((ht_space_map_next_sparse(m, group) == group) == is_sparse(m, group));
-    return HT_GROUP_BLOCKS - taken_of(m, group);
-}
-
-/* Everything is free in pages that were never touched. */
-uint64_t ht_space_map_verify(const struct ht_space_map *m)
-{
-    uint64_t free_blocks = 0, whole = 0, sparse = 0;
-
-    for (uint64_t page = 0; page * PAGE_GROUPS < m->groups; page++) {
-        uint64_t first = page * PAGE_GROUPS, end = ht_min_u64(first + PAGE_GROUPS, m->groups);
-        bool touched = is_touched(m, page);
-        for (uint64_t g = first; touched && g < end; g++) {
-            free_blocks += verify_group(m, g);
-            whole += is_whole(m, g) && !ht_free_index_is_closed(&m->index, g);
-            sparse += is_sparse(m, g);
-        }
-        free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;
-        whole += touched ? 0 : end - first;
-    }
-    assert(ht_space_map_sparse(m) == sparse);
-    assert(m->free_blocks == free_blocks && (!m->groups || m->index.count[HT_FREE_WHOLE] == whole));
-    return free_blocks;
 }

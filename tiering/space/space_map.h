@@ -57,6 +57,8 @@ uint64_t ht_space_map_bytes(const struct ht_space_map *m);
 
 /* The first block with this state in [from, end), or end. Inside the device. */
 uint64_t ht_space_map_find(const struct ht_space_map *m, uint64_t from, uint64_t end, bool taken);
+/* How many blocks of a group are taken. */
+unsigned ht_space_map_taken(const struct ht_space_map *m, uint64_t group);
 /* All of these blocks change to taken, or to free. */
 void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bool taken);
 /* From now on changes leave the index behind, or it catches up: cheaper for a mount that marks all that is in use. */
@@ -97,5 +99,5 @@ enum { HT_DISCARD_BLOCKS_MIN = 16 };
 unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,
                                  struct ht_run out[], unsigned n_max);
 
-/* Asserts that bits, index and counts agree. Returns the free blocks. */
+/* tests: asserts that bits, index and counts agree. Returns the free blocks. */
 uint64_t ht_space_map_verify(const struct ht_space_map *m);

@@ -15,10 +15,6 @@
  */
 
 #include "tiering/base/probe.h"
-#include "tiering/sys/nodes.h"
-#include "tiering/tier/placement.h"
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/object/context.h"
@@ -208,7 +204,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     if (lc->waits)
         ht_arena_protect_waiting(s->arena, c->slot);
     if (!fresh && lc->mode != HT_BATCH_PIN_OVERWRITE)
-        rc = ht_chunk_fill(o, c, lc->index);
+        rc = ht_chunk_fill(o, c, lc->index, NULL);
     p->filled = !fresh;
     p->bytes = ht_arena_slot_bytes(s->arena, c->slot);
     /*

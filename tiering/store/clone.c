@@ -9,9 +9,7 @@
  * Locks: one chunk at a time. Between releasing the source's and taking the target's the clone itself is an owner.
  */
 
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
@@ -157,8 +155,8 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         ht_chunk_drop_image(o, c, index);
         ht_chunk_install(o, c, index, ref);
         o->stored_blocks += ht_ref_blocks(ref);
-        ht_obj_add_shared(o, ref);
-        ht_obj_add_cold(o, ref);
+        ht_obj_count_shared(o, ref, 1);
+        ht_obj_count_cold(o, ref, 1);
         o->version++;
         ht_obj_note_edit(o);
         ht_obj_grow_locked(o, end);
@@ -257,10 +255,7 @@ static bool overlap(uint64_t a, uint64_t b, uint64_t len)
 /* Is the target in the scope of the source, which is a model root? It stays there while it is being written. */
 static bool in_one_root(struct ht_obj *src, struct ht_obj *dst)
 {
-    ht_store_lock(src->s);
-    bool one = src->scope == dst->scope && src->scope->id;
-    ht_store_unlock(src->s);
-    return one;
+    return ht_store_locked(src->s, src->scope == dst->scope && src->scope->id);
 }
 
 ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len)

@@ -5,11 +5,7 @@
  */
 #include "tiering/base/activity.h"
 #include "tiering/base/dump.h"
-#include "tiering/io/dev.h"
-#include "tiering/journal/journal.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
-#include "tiering/api/store.h"
 #include "tiering/object/context.h"
 
 /* SLICE: of chunks and of buckets of objects that it looks at until other threads have a turn with the lock. */

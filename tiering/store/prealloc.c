@@ -9,8 +9,6 @@
  * Space that is set aside is a count of blocks for objects that do not exist yet.
  */
 
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"

@@ -4,7 +4,6 @@
  * gets room there.
  */
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/base/trace.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"

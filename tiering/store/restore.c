@@ -3,7 +3,6 @@
  * restore.c - an object gets the content of another one that was copied from it (tiering/api/keep.h): what has not
  * changed since lies in the same place, and stays as it is. Two objects are compared in the same way.
  */
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"

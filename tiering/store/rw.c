@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rw.c - reading and writing bytes of objects, chunk by chunk. */
 
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -73,7 +72,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
         begin_miss(o, r);
         rc = ht_image_attach(o, c, index, b, false);
         if (!rc)
-            rc = ht_chunk_fill(o, c, index);
+            rc = ht_chunk_fill(o, c, index, NULL);
         end_miss(o, r);
         if (rc)
             ht_chunk_drop_empty(o, c, index);
@@ -347,7 +346,7 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     else if (ht_chunk_is_away(s, c) && (a > 0 || b < ht_chunk_ref(c)->visible))
         rc = -EREMOTE; /* its image went while this waited for room */
     else if (!extends_valid(im, a, b))
-        rc = ht_chunk_fill(o, c, index);
+        rc = ht_chunk_fill(o, c, index, NULL);
     if (!rc)
         rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, b));
     ht_chunk_use_image(o, c);

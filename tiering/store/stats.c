@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c - figures, and the walk over references for fsck. */
 
-#include "tiering/base/idtable.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
-#include "tiering/sys/mem.h"
 #include "tiering/io/rings.h"
-#include "tiering/space/alloc.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/check.h"
 #include "tiering/api/stats.h"
@@ -19,20 +15,6 @@
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
-
-static void device_figures(struct ht_store *s, struct ht_store_stats *out)
-{
-    for (unsigned i = 0; i < s->dev_count; i++) {
-        struct ht_dev_counters c;
-        if (!s->dev[i])
-            continue;
-        ht_dev_counters(s->dev[i], &c);
-        out->device_read_bytes += c.read_bytes;
-        out->device_written_bytes += c.written_bytes;
-        out->device_discarded_bytes += c.discarded_bytes;
-        out->device_flushes += c.flushes;
-    }
-}
 
 static uint64_t locked_bytes(const struct ht_store *s)
 {
@@ -75,8 +57,14 @@ static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STOR
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
 {
-    memset(out, 0, sizeof(*out));
-    device_figures(s, out);
+    const struct ht_dev_counters devices = ht_devs_totals(s->dev, s->dev_count);
+
+    *out = (struct ht_store_stats){
+        .device_read_bytes = devices.read_bytes,
+        .device_written_bytes = devices.written_bytes,
+        .device_discarded_bytes = devices.discarded_bytes,
+        .device_flushes = devices.flushes,
+    };
     out->staging_bytes = ht_staging_bytes(s->staging);
     out->staging_used_bytes = ht_staging_used_bytes(s->staging);
     out->huge_bytes =
@@ -106,7 +94,9 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->hits = s->flow.hits;
     out->misses = s->flow.misses;
     out->evictions = s->flow.evictions;
-    ht_arena_readahead_stats(s->arena, &out->readahead_chunks, &out->readahead_hits, &out->readahead_wasted);
+    out->readahead_chunks = ht_arena_sums(s->arena)->readahead_chunks;
+    out->readahead_hits = ht_arena_sums(s->arena)->readahead_hits;
+    out->readahead_wasted = ht_arena_sums(s->arena)->readahead_wasted;
     out->writebacks = s->flow.writebacks;
     out->room_waits = s->flow.room_waits;
     out->moved_bytes = s->flow.moved_bytes;
@@ -132,10 +122,9 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
 uint64_t ht_store_free(struct ht_store *s)
 {
     ht_obj_wait_ended(s);
-    ht_store_lock(s);
-    uint64_t blocks = ht_alloc_available(s->alloc) + (HT_MUTANT("free-late") ? 0 : s->objects.superseded_blocks);
-    ht_store_unlock(s);
-    return blocks * HT_BLOCK_BYTES;
+    return ht_store_locked(s,
+                           ht_alloc_available(s->alloc) + (HT_MUTANT("free-late") ? 0 : s->objects.superseded_blocks)) *
+        HT_BLOCK_BYTES;
 }
 
 bool ht_store_has_space(struct ht_store *s, uint64_t bytes)
@@ -147,10 +136,7 @@ bool ht_store_has_space(struct ht_store *s, uint64_t bytes)
 
 uint64_t ht_store_available(struct ht_store *s)
 {
-    ht_store_lock(s);
-    uint64_t blocks = ht_alloc_available(s->alloc);
-    ht_store_unlock(s);
-    return blocks * HT_BLOCK_BYTES;
+    return ht_store_locked(s, ht_alloc_available(s->alloc)) * HT_BLOCK_BYTES;
 }
 
 /* ------------------------------------------------------------------ walk */

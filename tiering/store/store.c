@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* store.c - the life of a store: attach, mount, the background threads, unmount, close. */
 
-#include "tiering/base/idtable.h"
-#include "tiering/base/lock.h"
 #include "tiering/base/trace.h"
 #include "tiering/base/log.h"
-#include "tiering/base/pool.h"
 #include "tiering/base/verify.h"
-#include "tiering/sys/mem.h"
 #include "tiering/io/rings.h"
-#include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
-#include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/write_frame.h"
@@ -177,7 +170,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     }
     ht_store_put_in_order(s, devs, dev_count);
     if (!opts->shm_lent)
-        ht_arena_when_populated(s->arena, register_arena, s);
+        ht_pinned_when_populated(ht_arena_memory(s->arena), register_arena, s);
     *out_store = s;
     return 0;
 }
@@ -206,11 +199,6 @@ static void log_durable(void *ctx, uint64_t lsn)
     ht_store_unlock(s);
 }
 
-static void wake_checkpoint(void *ctx)
-{
-    ht_engine_wake_checkpoint(ctx);
-}
-
 /* Of a store that is being opened. */
 static struct ht_journal_config journal_config(struct ht_store *s)
 {
@@ -232,7 +220,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
         .copy_lost = ht_store_copy_lost,
         .copy_back = ht_store_copy_back,
         .durable = log_durable,
-        .wake = wake_checkpoint,
+        .wake = ht_engine_wake_checkpoint,
     };
 
     ht_host_ids(c.host_id, c.boot_id);
@@ -331,10 +319,9 @@ static int prepare_for_frames(struct ht_store *s)
 /* fsck reads no vault. */
 static int connect_vault(struct ht_store *s)
 {
-    ht_store_lock(s);
-    bool known = s->vault.known && !s->opts.leave_out;
-    ht_store_unlock(s);
+    bool known = ht_store_locked(s, s->vault.known && !s->opts.leave_out);
     int rc = known ? ht_cold_connect(s) : 0;
+
     if (rc)
         ht_error("the vault %s cannot be used: %s", s->opts.vault_url ? s->opts.vault_url : "that the store remembers",
                  strerror(-rc));
@@ -384,7 +371,7 @@ int ht_store_mount(struct ht_store *s)
 
 int ht_store_unmount(struct ht_store *s)
 {
-    ht_engine_stop_scrub(s);
+    (void)ht_store_scrub_stop(s);
     if (!s->own->mounted)
         return 0;
     /* While the checkpoint thread still runs: the commit may need the room that it makes. */
@@ -454,7 +441,7 @@ void ht_store_close(struct ht_store *s)
     ht_engine_stop(s);
     HT_UNSHARED(HT_LOCK_STORE);
     if (s->arena)
-        ht_arena_stop_populating(s->arena);
+        ht_pinned_stop_populating(ht_arena_memory(s->arena));
     ht_rings_free(s->rings);
     if (s->journal)
         ht_journal_abandon(s->journal);

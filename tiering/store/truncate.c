@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* truncate.c - truncation, punching, and finding data and holes. */
-#include "tiering/cache/arena.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -170,7 +169,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) 
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
         rc = ht_chunk_is_away(s, c) ? -EREMOTE : ht_image_attach(o, c, index, b, false);
         if (!rc)
-            rc = ht_chunk_fill(o, c, index);
+            rc = ht_chunk_fill(o, c, index, NULL);
         if (!rc)
             rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, 0));
         if (!rc) {

@@ -3,17 +3,13 @@
 
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
-#include "tiering/api/store.h"
 #include "tiering/api/tx.h"
 #include "tiering/base/lack.h"
-#include "tiering/cache/arena.h"
 #include "tiering/codec/codec.h"
-#include "tiering/journal/journal.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/io/gate.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
 
@@ -146,8 +142,8 @@ static int set_place(struct ht_obj *o, const struct ht_obj_place *p) HT_REQUIRES
     if (!rc) {
         ht_chunk_install(o, c, p->index, &ref);
         o->stored_blocks += ht_ref_blocks(&ref);
-        ht_obj_add_shared(o, &ref);
-        ht_obj_add_cold(o, &ref);
+        ht_obj_count_shared(o, &ref, 1);
+        ht_obj_count_cold(o, &ref, 1);
         o->version++;
         ht_obj_note_edit(o);
     }

@@ -5,8 +5,6 @@
  */
 
 #include "tiering/base/activity.h"
-#include "tiering/base/lock.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
 #include "tiering/txn/txn_priv.h"

@@ -7,9 +7,7 @@
  */
 
 #include "tiering/base/event.h"
-#include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
@@ -111,9 +109,7 @@ static int emit_ids(struct ht_store *s)
     if (rc)
         return rc;
     ht_record_ids(&s->txn->tx.records, ht_max_u64(s->txn->ids_logged, s->txn->next_id));
-    ht_store_lock(s);
-    const struct ht_vault vault = s->vault;
-    ht_store_unlock(s);
+    const struct ht_vault vault = ht_store_locked(s, s->vault);
     if (vault.known)
         ht_tx_put_vault(&s->txn->tx, &vault);
     return ht_tx_commit(&s->txn->tx, NULL);

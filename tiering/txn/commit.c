@@ -28,10 +28,8 @@
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/object.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/shm/shm.h"
-#include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -243,9 +241,7 @@ int ht_obj_publish_ahead(struct ht_obj *o)
     struct ht_tx *tx;
     int rc = 0;
 
-    ht_store_lock(o->s);
-    bool more = is_large(o);
-    ht_store_unlock(o->s);
+    bool more = ht_store_locked(o->s, is_large(o));
     while (!rc && more) {
         rc = ht_tx_begin(o->s, PART_BYTES + HT_RECORD_BYTES_MAX, &tx);
         if (rc)

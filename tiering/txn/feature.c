@@ -3,7 +3,6 @@
  * feature.c - bits of feat_refuse keep away programs that do not know what the log is about to name. So it is durable
  * before the first such record.
  */
-#include "tiering/base/lock.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"

@@ -30,7 +30,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/object/verify.h"
-#include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -317,7 +316,7 @@ static void reserve_rewrite(struct ht_keep *w, struct ht_obj *o, const struct ht
 {
     struct ht_store *s = o->s;
 
-    ht_obj_add_shared(o, ref);
+    ht_obj_count_shared(o, ref, 1);
     uint64_t n = ht_min_u64(ht_rewrite_reserve_missing(o), ht_ref_blocks(ref)), own = ht_min_u64(n, w->reserved_blocks);
     if (!n)
         return;
@@ -350,8 +349,8 @@ static int share_chunk(struct ht_keep *w, struct ht_obj *o, struct ht_chunk *c, 
         c->cur.shared |= c->flags & HT_CH_SHARE ? 1 : 0;
         ref.shared = 1;
         copy->stored_blocks += ht_ref_blocks(&ref);
-        ht_obj_add_shared(copy, &ref);
-        ht_obj_add_cold(copy, &ref);
+        ht_obj_count_shared(copy, &ref, 1);
+        ht_obj_count_cold(copy, &ref, 1);
         ht_ref_log_reserve_pieces(s, &ref);
     }
     to->pub = ref;

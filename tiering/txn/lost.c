@@ -6,7 +6,6 @@
  * written anew, cut off or deleted. A feature bit, durable before the first mark, keeps away programs that do not know
  * such marks.
  */
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/txn/txn.h"

@@ -30,7 +30,6 @@
 #include <limits.h>
 
 #include "tiering/base/mutant.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
@@ -290,7 +289,7 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
     ht_record_chunk(&tx->records, o, w->index, c, &now);
     o->stored_blocks += ht_ref_blocks(&now);
     if (now.shared)
-        ht_obj_add_shared(o, &now);
+        ht_obj_count_shared(o, &now, 1);
     ht_ref_log_reserve_pieces(o->s, &now);
     ht_tx_free_ref(o, &c->pub);
     c->pub = now;

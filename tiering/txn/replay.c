@@ -17,7 +17,6 @@
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/codec/codec.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/remote/remote.h"
 #include "tiering/txn/txn.h"
@@ -345,8 +344,8 @@ static int settle_cold(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_
     const struct ht_extent e = ht_ref_extent(&c->pub, 0);
 
     c->pub.shared = 1;
-    ht_obj_add_shared(o, &c->pub);
-    ht_obj_add_cold(o, &c->pub);
+    ht_obj_count_shared(o, &c->pub, 1);
+    ht_obj_count_cold(o, &c->pub, 1);
     return o->s->vault.known ? 0 : note_conflict(o, index, &e, -ENXIO);
 }
 
@@ -499,9 +498,9 @@ static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_
     ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
     if (!ref->shared)
         return mark_ref(x->o, x->index, ref);
-    ht_obj_add_shared(x->o, ref);
+    ht_obj_count_shared(x->o, ref, 1);
     if (!e->ref->shared)
-        ht_obj_add_shared(e->o, ref);
+        ht_obj_count_shared(e->o, ref, 1);
     e->ref->shared = 1;
     return ht_refcount_add(x->o->s, ref, true);
 }

@@ -18,7 +18,6 @@
  * would have to grow by as much as is freed.
  */
 #include "tiering/base/mutant.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
@@ -88,7 +87,7 @@ static int take_over(struct ht_sharer *x, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_
     c->generation++;
     ht_record_chunk(&tx->records, o, x->other.index, c, &ref);
     o->stored_blocks += ht_ref_blocks(&ref);
-    ht_obj_add_shared(o, &ref);
+    ht_obj_count_shared(o, &ref, 1);
     ht_ref_log_reserve_pieces(s, &ref);
     ht_tx_free_ref(o, &c->pub);
     c->pub = ref;

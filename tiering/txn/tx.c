@@ -2,8 +2,6 @@
 /* tx.c - an open transaction, and its end. There is one at a time, so that memory and log change in the same order. */
 
 #include "tiering/base/event.h"
-#include "tiering/base/lock.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

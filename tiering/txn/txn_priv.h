@@ -7,6 +7,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/list.h"
 #include "tiering/api/check.h"
+#include "tiering/api/keep.h"
 #include "tiering/api/store.h"
 #include "tiering/object/chunk.h"
 
@@ -66,3 +67,27 @@ void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size) H
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
                      const struct ht_ref *r);
 void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index);
+
+/* ------------------------------------------------- copies: tiering/api/keep.h */
+
+enum { HT_KEEP_TRIES_MAX = 4 }; /* transactions that a copy begins, each with more room in the log */
+
+/* A copy in progress. */
+struct ht_keep {
+    struct ht_copy *k;
+    bool made;
+    unsigned tries;           /* transactions that had too little room for it */
+    uint64_t reserved_blocks; /* for the next rewrite of what becomes shared */
+};
+
+/*
+ * Makes the copy in memory. k->bytes: what its records take. In a transaction without records. An error leaves nothing
+ * behind.
+ */
+int ht_keep_make(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Shares what is published now, and puts the copy into the transaction. An error: the copy is gone, with no record. */
+int ht_keep_put(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Ends a copy that was put, or none. */
+void ht_keep_end(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX);
+/* Takes back what ht_keep_make has made, if anything. */
+void ht_keep_drop(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE);

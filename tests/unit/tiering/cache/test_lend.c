@@ -20,7 +20,7 @@ static void make(unsigned mib, const struct ht_nodes *nodes)
 {
     may_go = true;
     ck_assert_int_eq(ht_arena_new((uint64_t)mib * MIB, nodes, evict, NULL, &a), 0);
-    ht_arena_stop_populating(a);
+    ht_pinned_stop_populating(ht_arena_memory(a));
 }
 
 static void teardown(void)

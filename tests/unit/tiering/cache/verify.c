@@ -152,7 +152,9 @@ static void check_externals(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_arena_verify(struct ht_arena *a)
 {
-    struct ht_arena_sums sums = {0};
+    struct ht_arena_sums sums = {.readahead_chunks = a->sums.readahead_chunks,
+                                 .readahead_hits = a->sums.readahead_hits,
+                                 .readahead_wasted = a->sums.readahead_wasted};
 
     for (uint32_t i = 0; i < a->slots; i++)
         if (a->slot[i].state != HT_SLOT_FREE && a->slot[i].state != HT_SLOT_LENT)

@@ -7,8 +7,7 @@
 #include "tiering/object/ref.h"
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/engine/engine.h"
-#include "tiering/engine/move.h"
+#include "tiering/engine/engine_priv.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
 

@@ -6,8 +6,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/engine/dedup.h"
-#include "tiering/engine/engine.h"
+#include "tiering/engine/engine_priv.h"
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/fixture.h"

@@ -14,7 +14,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
-#include "tiering/engine/recompress.h"
+#include "tiering/engine/engine_priv.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
 

@@ -16,7 +16,7 @@ static unsigned round_of(struct ht_owners_part *part, unsigned places)
     unsigned seen = 0;
     size_t n;
 
-    ht_owners_begin_part(&x, MOST, *part);
+    ht_owners_begin(&x, MOST, *part);
     for (uint64_t k = 0; k < OWNERS; k++)
         for (uint64_t i = 0; i < places; i++) {
             const struct ht_owner_found note = {i, i * 31 % 7, k, ht_owners_group_of(&x, i)};
@@ -76,7 +76,7 @@ TEST(very_many_owners_are_long_work)
     struct ht_owners x;
     size_t n;
 
-    ht_owners_begin(&x, 4 * HT_OWNERS_LONG, 1);
+    ht_owners_begin(&x, 4 * HT_OWNERS_LONG, (struct ht_owners_part){.hashes = 1});
     for (uint64_t i = 0; i < HT_OWNERS_LONG + 3; i++) {
         ck_assert(!ht_owners_are_long(&x) || i > HT_OWNERS_LONG);
         const struct ht_owner_found f = {.place = i < 2 ? i : 2, .oid = 1, .index = i};
@@ -96,7 +96,7 @@ TEST(groups_leave_until_there_is_room)
 {
     struct ht_owners x;
 
-    ht_owners_begin(&x, 8, 8);
+    ht_owners_begin(&x, 8, (struct ht_owners_part){.hashes = 8});
     for (uint32_t i = 0; i < 100; i++) {
         const struct ht_owner_found f = {.place = i, .oid = 1, .group = i % 8};
         if (ht_owners_lack_room(&x, f.group))
@@ -116,7 +116,7 @@ TEST(nothing_was_found)
     struct ht_owners x;
     size_t n;
 
-    ht_owners_begin(&x, MOST, 1);
+    ht_owners_begin(&x, MOST, (struct ht_owners_part){.hashes = 1});
     ck_assert_ptr_null(ht_owners_next(&x, &n));
     ck_assert(ht_owners_are_over(&x));
     ht_owners_end(&x);

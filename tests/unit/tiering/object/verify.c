@@ -315,11 +315,17 @@ static uint64_t fixed_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 
 static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_frees *q) HT_REQUIRES(HT_LOCK_STORE)
 {
+    const struct ht_deferred_block *b = q->first;
+    size_t at = q->head;
     uint64_t blocks = 0;
 
-    struct ht_deferred_place at = ht_deferred_frees_begin(q);
-    for (const struct ht_ref *ref; (ref = ht_deferred_frees_next(&at));)
-        blocks += ht_ref_countable(s, ref);
+    for (size_t left = q->count; left; left--) {
+        if (at == HT_DEFERRED_BLOCK_ITEMS) {
+            b = b->next;
+            at = 0;
+        }
+        blocks += ht_ref_countable(s, &b->item[at++].ref);
+    }
     return blocks;
 }
 

@@ -20,7 +20,6 @@
 #include "tiering/cache/arena.h"
 #include "tiering/io/gate.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/txn/keep.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 #include "tiering/object/slice.h"
