@@ -359,14 +359,6 @@ int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t
     return fits && lies && scalars_sane(&out->scalars) ? 0 : -EUCLEAN;
 }
 
-static bool same_states(enum ht_kernel a, enum ht_kernel b)
-{
-    uint8_t of_a[HT_KERNEL_STATES_MAX], of_b[HT_KERNEL_STATES_MAX];
-    unsigned count = ht_rule_kernel_states(a, of_a);
-
-    return count <= HT_KERNEL_STATES_MAX && count == ht_rule_kernel_states(b, of_b) && !memcmp(of_a, of_b, count);
-}
-
 int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count)
 {
     struct ht_param_section section = {.end = 0};
@@ -379,7 +371,7 @@ int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_
         rc = ht_opt_redo_section_at(s, at, of.oid, section.end, of.elements, &section);
         if (!rc && (*out_count)++ == HT_SECTIONS_MAX)
             rc = -EUCLEAN;
-        if (!rc && !same_states(section.scalars.kernel, of.scalars.kernel))
+        if (!rc && !ht_kernel_same_states(section.scalars.kernel, of.scalars.kernel))
             rc = -EUCLEAN;
     }
     return rc;

@@ -11,7 +11,7 @@
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
-#define KERNEL(number, rule, states)                                                                      \
+#define KERNEL(number, rule, states, ...)                                                                 \
     static uint64_t rule##_avx2(const struct ht_scalars *s, const struct ht_update *u, size_t n)          \
     {                                                                                                     \
         return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n, &ht_kernels_scalar); \
@@ -176,7 +176,7 @@ static void halve_avx2(uint16_t *half, const float *x, size_t n)
     ht_kernels_scalar.halve(half + done, x + done, n - done);
 }
 
-#define ROW(number, rule, states) [number] = rule##_avx2,
+#define ROW(number, rule, states, ...) [number] = rule##_avx2,
 const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .add = add_avx2,
                                            .sum_squares = sum_squares_avx2,

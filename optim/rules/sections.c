@@ -67,11 +67,7 @@ bool ht_optim_sections_alone(const char *text, size_t own)
 /* All elements of a file have the same kinds of state. */
 static bool same_state(const struct ht_optim_config *a, const struct ht_optim_config *b)
 {
-    uint8_t of_a[HT_KERNEL_STATES_MAX], of_b[HT_KERNEL_STATES_MAX];
-    const struct ht_rule *rule = ht_rule_of(a->rule);
-    unsigned count = rule->states(a, of_a);
-
-    return a->rule == b->rule && count == rule->states(b, of_b) && memcmp(of_a, of_b, count) == 0;
+    return a->rule == b->rule && ht_kernel_same_states(ht_rule_kernel(a), ht_rule_kernel(b));
 }
 
 static int refuse(const struct ht_optim_section *s, const char *why, char err[HT_OPTIM_ERROR_MAX])

@@ -15,11 +15,10 @@
 
 struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype, uint64_t elements)
 {
-    struct ht_layout l = {0};
+    enum ht_kernel kernel = ht_rule_kernel(config);
+    struct ht_layout l = {.count = (uint8_t)ht_kernel_states(kernel)};
 
-    l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
-    for (unsigned i = l.count; i < HT_STATES_MAX; i++)
-        l.kind[i] = 0;
+    memcpy(l.kind, ht_kernel_kinds(kernel), l.count);
     for (unsigned i = 0; i < l.count && elements >= config->state_bits_min; i++)
         l.form[i] = ht_rule_form(config, l.kind[i]);
     if (dtype == HT_DTYPE_BF16) {
@@ -92,10 +91,9 @@ bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b
 
 bool ht_opt_layout_keeps(const struct ht_layout *l, enum ht_kernel kernel)
 {
-    uint8_t kind[HT_KERNEL_STATES_MAX];
-    unsigned count = ht_rule_kernel_states(kernel, kind);
+    unsigned count = ht_kernel_states(kernel);
 
-    return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
+    return count + ht_opt_master_kinds(l) == l->count && !memcmp(ht_kernel_kinds(kernel), l->kind, count);
 }
 
 /* ------------------------------------------------------------------- state */
