@@ -18,7 +18,7 @@
     }
 HT_KERNELS(KERNEL)
 
-HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
+HT_LANES_FN double sum_of(const void *g, size_t n, uint64_t *nonfinite, uint8_t dtype)
 {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
     double lane[8];
@@ -41,14 +41,7 @@ HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonf
 
 static double sum_squares_avx2(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
 {
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        return sum_of(g, HT_DTYPE_F32, n, nonfinite);
-    case HT_DTYPE_BF16:
-        return sum_of(g, HT_DTYPE_BF16, n, nonfinite);
-    default:
-        return sum_of(g, HT_DTYPE_F16, n, nonfinite);
-    }
+    return HT_BY_DTYPE(dtype, sum_of, g, n, nonfinite);
 }
 
 static void add_avx2(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
