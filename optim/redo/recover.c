@@ -172,15 +172,3 @@ int ht_opt_redo_recover(struct ht_optim *o)
     unlock(o);
     return rc;
 }
-
-void ht_optim_recovered(struct ht_optim *o)
-{
-    lock(o);
-    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
-        root->refs++;
-        while (root->redo.recovering && !o->stopping)
-            wait_changed(o);
-        root->refs--; /* this does not free it: it stays in the list */
-    }
-    unlock(o);
-}

@@ -11,6 +11,7 @@
 #include "optim/optim.h"
 #include "tests/support/dev.h"
 #include "tests/support/memory.h"
+#include "tests/support/steps.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
