@@ -13,7 +13,6 @@
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
-#include "optim/gradient/ortho.h"
 
 static uint64_t range_begin(const struct ht_range *r)
 {

@@ -20,7 +20,6 @@
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
-#include "optim/gradient/ortho.h"
 
 enum { ORTHO_BYTES = 2, CHECK_BYTES = 64 << 10, WAITING_MATRICES_MAX = 4, WAITING_BYTES_MIN = 64 << 20 };
 typedef unsigned long long ull;

@@ -11,7 +11,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/gradient/ortho.h"
+#include "optim/gradient/gradient.h"
 
 struct job {
     struct ht_param *p;

@@ -13,7 +13,6 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/redo_priv.h"
 
 enum { COPY_BYTES = 32 << 10 };

@@ -7,9 +7,7 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
-#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 /* What the boundary asks for of each parameter with a gradient. */

@@ -12,7 +12,7 @@
 #include "optim/rules/forms.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
-#include "optim/step/delta_note.h"
+#include "optim/step/step_priv.h"
 
 enum {
     RANGE_BYTES_MAX = 2 * HT_CHUNK_BYTES, /* two bytes of value and two of place, for each two bytes of a chunk */

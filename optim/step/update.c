@@ -22,9 +22,7 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
-#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 struct job {
