@@ -133,24 +133,15 @@ static struct ht_interval piece_of(const struct ht_range *r, const struct source
     return (struct ht_interval){s->v[i].begin / g * s->bytes, s->v[i].end / g * s->bytes};
 }
 
-/* Room for n pieces more. False: no memory. */
-static bool make_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_redo *redo = &root->redo;
-
-    int rc = ht_array_grow((void **)&redo->piece, &redo->pieces_max, redo->pieces + n, sizeof(*redo->piece));
-
-    ht_opt_redo_count_heap(root);
-    return rc == 0;
-}
-
 /* Gives the bytes of a range places in the object. */
 static int place_range(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &r->param->root->redo;
+    int rc = ht_array_grow((void **)&redo->piece, &redo->pieces_max, redo->pieces + s->count, sizeof(*redo->piece));
 
-    if (!make_room(r->param->root, s->count))
-        return -ENOMEM;
+    ht_opt_redo_count_heap(r->param->root);
+    if (rc)
+        return rc;
     *out_at = redo->used;
     for (uint32_t i = 0; i < s->count; i++) {
         struct ht_interval v = piece_of(r, s, i);

@@ -346,16 +346,6 @@ static int write_gradient(struct ht_param *p, struct ht_obj *obj, uint64_t to, c
     return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
 
-static bool grow_buffer(uint8_t **buf, size_t *have, size_t bytes)
-{
-    if (*have >= bytes)
-        return true;
-    free(*buf);
-    *buf = malloc(bytes);
-    *have = *buf ? bytes : 0;
-    return *buf != NULL;
-}
-
 /* Of the present step. Its gradients lie in the order of its pieces. */
 static int read_bytes(struct replay *w, uint64_t at, uint8_t *buf, size_t len)
 {
@@ -369,10 +359,12 @@ static int read_sparse(struct replay *w, const struct ht_redo_piece *piece, unsi
 {
     size_t len = piece->end - piece->begin;
 
-    if (!grow_buffer(&w->entries, &w->entries_max, piece->bytes + 1) ||
-        !grow_buffer(&w->elements, &w->elements_max, len))
-        return -ENOMEM;
-    int rc = read_bytes(w, piece->at, w->entries, piece->bytes);
+    int rc = ht_array_grow((void **)&w->entries, &w->entries_max, piece->bytes + 1, 1);
+
+    if (!rc)
+        rc = ht_array_grow((void **)&w->elements, &w->elements_max, len, 1);
+    if (!rc)
+        rc = read_bytes(w, piece->at, w->entries, piece->bytes);
     return rc ? rc : ht_sparse_decode(w->entries, piece->bytes, size, w->elements, len);
 }
 
@@ -443,13 +435,7 @@ static int replay_pieces(struct replay *w)
 /* Everything that the summary says is applied as it is. */
 static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    root->open = ++root->o->last_step_number;
-    root->open_words = root->o->words_changes;
-    root->latched = root->config;
-    root->latched.accumulate = 1;
-    root->latched.max_grad_norm = 0;
-    root->latched.skip_nonfinite = false;
-    root->latched.partial = true;
+    ht_opt_step_latch(root, true);
     root->latched.redo = root->redo.wanted = false;
 }
 

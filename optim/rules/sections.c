@@ -100,20 +100,6 @@ static int parse_section(const char *words, size_t len, uint64_t from, const str
     return same_state(base, &s->config) ? 0 : refuse(s, "needs other state than the rest of its file", err);
 }
 
-static int add(struct ht_optim_sections *to, size_t *room, const struct ht_optim_section *s)
-{
-    if (to->count == *room) {
-        size_t more = *room ? 2 * *room : 8;
-        struct ht_optim_section *all = realloc(to->section, more * sizeof(*all));
-        if (!all)
-            return -ENOMEM;
-        to->section = all;
-        *room = more;
-    }
-    to->section[to->count++] = *s;
-    return 0;
-}
-
 int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_config *base,
                             struct ht_optim_sections *out, char err[HT_OPTIM_ERROR_MAX])
 {
@@ -135,7 +121,9 @@ int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_
         at = find_range(words, end);
         rc = parse_section(words, (size_t)(at - words), from, base, &s, err);
         if (rc == 0)
-            rc = add(out, &room, &s);
+            rc = ht_array_grow((void **)&out->section, &room, out->count + 1, sizeof(s));
+        if (rc == 0)
+            out->section[out->count++] = s;
         from = s.end;
     }
     if (rc == -ENOMEM)

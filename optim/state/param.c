@@ -169,8 +169,6 @@ enum ht_optim_file ht_opt_param_file(struct ht_param *p)
 
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
 {
-    struct ht_waiter *chain = NULL;
-
     if (p->gone)
         return;
     p->gone = true;
@@ -181,8 +179,8 @@ void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
     ht_opt_state_delete(p, tx);
     /* The content is freed with the last reference; while an update is running, at its end. */
     ht_opt_param_reclaim(p);
-    ht_opt_take_waiters(p, &chain);
-    ht_opt_wake_later(p->o, chain);
+    ht_opt_take_waiters(p, &p->o->wakes);
+    pthread_cond_signal(&p->o->notify);
     notify_changed(p->o);
 }
 

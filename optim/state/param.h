@@ -246,11 +246,12 @@ void *ht_opt_helper_main(void *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket)
     HT_REQUIRES(HT_LOCK_OPTIM); /* releases the lock while it waits */
-/* Move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. */
+/*
+ * Move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. The helper wakes those of
+ * optim.wakes.
+ */
 void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_wake(struct ht_waiter *chain);
-/* Let the helper wake them. */
-void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Readers that need not wait any more go on. */
 void ht_opt_wake_readers(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 

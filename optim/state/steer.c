@@ -9,40 +9,29 @@
  * The verdict (ht_opt_may_steer) is taken under the gate, in the same critical section that begins to drain: until the
  * command has ended no other command runs, and no gradient opens a step.
  */
-#include <sys/random.h>
-#include <time.h>
-
 #include "optim/state/root.h"
 
 typedef unsigned long long ull;
 
 /* ------------------------------------------------------------- step numbers */
 
-/* 62 bits, so that the numbers of a mount stay below 2^63. The clock serves where the kernel has no random bytes. */
-void ht_opt_step_numbers_begin(struct ht_optim *o)
+void ht_opt_step_latch(struct ht_root *root, bool decided)
 {
-    uint64_t seed;
-
-    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        seed = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
-    o->last_step_number = seed & ((1ull << 62) - 1);
-}
-
-void ht_opt_step_opens(struct ht_root *root)
-{
-    assert(!root->open);
     root->open = ++root->o->last_step_number;
     root->open_words = root->o->words_changes;
     root->latched = root->config;
-    if (root->decided) {
+    if (decided) {
         root->latched.accumulate = 1;
         root->latched.max_grad_norm = 0;
         root->latched.skip_nonfinite = false;
         root->latched.partial = true;
     }
+}
+
+void ht_opt_step_opens(struct ht_root *root)
+{
+    assert(!root->open);
+    ht_opt_step_latch(root, root->decided);
     ht_opt_redo_open(root);
     ht_opt_delta_opens(root);
 }

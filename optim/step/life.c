@@ -335,7 +335,7 @@ static int make_optim(struct ht_store *s, const void *setup, void **out)
     o->threads = (unsigned)ht_min_u64(u->threads ? u->threads : thread_count(s), HT_THREADS_MAX);
     init_locks(o);
     init_lists(o);
-    ht_opt_step_numbers_begin(o);
+    o->last_step_number = ht_opt_random() >> 2; /* 62 bits, so that the numbers of a mount stay below 2^63 */
     struct ht_meta_client client = {
         .type_first = HT_REC_OPT_FIRST,
         .type_last = HT_REC_OPT_REDO_DEL,
