@@ -54,7 +54,7 @@ static int make_one(const struct ht_param *p, struct ht_obj **out)
     lock(p->o);
     uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     unlock(p->o);
-    int rc = ht_opt_scratch_create(p, ht_opt_ortho_chunk_bytes(p), &obj);
+    int rc = ht_opt_object_create(p->o->store, 0, ht_opt_ortho_chunk_bytes(p), &obj);
 
     if (rc)
         return rc;
@@ -231,11 +231,6 @@ ssize_t ht_opt_ortho_move(const struct ht_param *p, struct ht_obj *obj, uint64_t
     return rc ? rc : (ssize_t)len;
 }
 
-static struct ht_param *find_param(struct ht_optim *o, const struct ht_param_desc *desc)
-{
-    return ht_opt_param_get(o, ht_obj_id(desc->obj));
-}
-
 static uint64_t file_bytes(const struct ht_param *p)
 {
     return p->shape.elements * ORTHO_BYTES;
@@ -243,7 +238,7 @@ static uint64_t file_bytes(const struct ht_param *p)
 
 ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, void *buf, size_t len)
 {
-    struct visit v = {.p = find_param(o, desc), .what = "update"};
+    struct visit v = {.p = ht_opt_param_get(o, ht_obj_id(desc->obj)), .what = "update"};
     const char *why = NULL;
 
     if (!v.p)
@@ -308,7 +303,7 @@ static int begin_ortho_write(struct visit *v, uint64_t off, size_t len, const ch
 ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, const void *buf,
                              size_t len)
 {
-    struct visit v = {.p = find_param(o, desc), .what = "ortho"};
+    struct visit v = {.p = ht_opt_param_get(o, ht_obj_id(desc->obj)), .what = "ortho"};
     const char *why = NULL;
 
     if (!v.p)

@@ -45,14 +45,14 @@ static int compute_block(void *ctx, uint64_t first, uint32_t rows)
     return rc < 0 ? (int)rc : 0;
 }
 
-/* The range is queued for the second phase with the others, or the step has failed. */
+/* The range is queued for the second phase with the others, or the step has failed. Releases the lock in between. */
 static void settle(struct ht_range *r, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
     struct ht_root *root = p->root;
+    unsigned work = r->work;
 
     r->state = rc ? HT_RANGE_FAILED : HT_RANGE_IDLE;
-    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, r->work);
     r->work = 0;
     p->failed += rc != 0;
     if (rc && !root->failure)
@@ -62,15 +62,13 @@ static void settle(struct ht_range *r, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_opt_ortho_spent(p);
         (void)ht_opt_ortho_queue(p); /* its caches are dropped since the first phase: readers wait */
     }
-    p->pending--;
-    root->pending--;
+    ht_opt_range_ended(r, work);
 }
 
 void ht_opt_ortho_compute(struct ht_range *r)
 {
     struct ht_param *p = r->param;
     struct job j = {.p = p};
-    struct ht_waiter *chain = NULL;
 
     lock(p->o);
     j.config = p->ortho->config;
@@ -82,13 +80,5 @@ void ht_opt_ortho_compute(struct ht_range *r)
     ht_obj_scratch_drop(p->ortho->update, 0, UINT64_MAX);
     lock(p->o);
     settle(r, rc);
-    ht_opt_take_waiters(p, &chain);
-    unlock(p->o);
-    ht_opt_wake(chain);
-    lock(p->o);
-    ht_opt_range_ran(p->root);
-    ht_opt_param_reclaim(p);
-    p->refs--;
-    notify_changed(p->o);
     unlock(p->o);
 }

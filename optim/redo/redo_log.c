@@ -78,13 +78,7 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         return 0;
     redo->making = true;
     unlock(o);
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(o->store),
-        .chunk_bytes = HT_CHUNK_BYTES,
-        .obj_class = HT_CLASS_DURABLE,
-        .scope = root->id,
-    };
-    int rc = ht_obj_create(o->store, &attr, &obj);
+    int rc = ht_opt_object_create(o->store, root->id, HT_CHUNK_BYTES, &obj);
     lock(o);
     redo->making = false;
     notify_changed(o);
@@ -189,36 +183,28 @@ static int copy_range(const struct ht_range *r, const struct source *s, struct h
     return rc;
 }
 
-/* The rest of its work is to be done, or there is none. */
-static void settle_range(struct ht_range *r, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
+/* The rest of its work is to be done, or there is none. Releases the lock in between. */
+static void settle_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
-    struct ht_root *root = p->root;
     unsigned work = r->work;
 
     r->logged = true;
     r->work &= (uint8_t)~HT_WORK_LOG;
-    ht_opt_range_ran(root);
     if (r->work && !p->gone) {
+        ht_opt_range_ran(p->root);
         ht_opt_range_requeue(r);
         notify_changed(p->o);
         return;
     }
     r->state = HT_RANGE_IDLE;
     r->work = 0;
-    p->pending--;
-    root->pending--;
-    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, work);
-    ht_opt_take_waiters(p, chain);
-    ht_opt_param_reclaim(p);
-    p->refs--;
-    notify_changed(p->o);
+    ht_opt_range_ended(r, work);
 }
 
 void ht_opt_redo_log(struct ht_range *r)
 {
     struct ht_root *root = r->param->root;
-    struct ht_waiter *chain = NULL;
     struct ht_optim *o = root->o;
     uint64_t at = 0, len = 0;
     struct source s;
@@ -254,9 +240,8 @@ void ht_opt_redo_log(struct ht_range *r)
             o->redo_writer.started = pthread_create(&o->redo_writer.thread, NULL, writer_main, o) == 0;
         pthread_cond_signal(&o->redo_work);
     }
-    settle_range(r, &chain);
+    settle_range(r);
     unlock(o);
-    ht_opt_wake(chain);
 }
 
 /* ------------------------------------------------------------------ commit */

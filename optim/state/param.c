@@ -95,6 +95,24 @@ void ht_opt_param_reclaim(struct ht_param *p)
     ht_opt_put_state(p);
 }
 
+void ht_opt_range_ended(struct ht_range *r, unsigned work)
+{
+    struct ht_param *p = r->param;
+    struct ht_waiter *chain = NULL;
+
+    p->pending--;
+    p->root->pending--;
+    p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, work);
+    ht_opt_take_waiters(p, &chain);
+    unlock(p->o);
+    ht_opt_wake(chain);
+    lock(p->o);
+    ht_opt_range_ran(p->root);
+    ht_opt_param_reclaim(p);
+    p->refs--;
+    notify_changed(p->o);
+}
+
 void ht_opt_param_free(struct ht_param *p)
 {
     struct ht_optim *o = p->o;

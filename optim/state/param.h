@@ -153,6 +153,11 @@ void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no ref
 void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases everything of a parameter that is gone, unless an update is running. */
 void ht_opt_param_reclaim(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * A worker has ended all work of a range; work: what it counted with in root.backlog_bytes. Wakes every waiter, and
+ * takes the range's reference to the parameter. Releases the lock in between.
+ */
+void ht_opt_range_ended(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */
@@ -181,6 +186,8 @@ int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l) HT_EXCL
  * as it was.
  */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* A new object of a root; scope 0: one that is never published. */
+int ht_opt_object_create(struct ht_store *s, uint64_t scope, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 /* One state object of zeros, with space for one rewrite; also after an error *out_obj may be one, to be deleted. */
 int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
                             uint64_t *out_oid, struct ht_obj **out_obj) HT_MUST_CHECK;
@@ -223,8 +230,7 @@ int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, stru
 /* Under the gate, not locked: the gradient's object and the range table for this shape, if they are not there. */
 int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* Under the gate, not locked: an object for this parameter that is never published. */
-int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
+/* Under the gate, not locked. */
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
 int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Those of a step in two phases. */

@@ -106,22 +106,27 @@ void ht_opt_put_state(struct ht_param *p)
     }
 }
 
+int ht_opt_object_create(struct ht_store *s, uint64_t scope, uint32_t chunk_bytes, struct ht_obj **out)
+{
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s),
+        .chunk_bytes = chunk_bytes,
+        .obj_class = scope ? HT_CLASS_DURABLE : HT_CLASS_SCRATCH,
+        .scope = scope,
+    };
+
+    return ht_obj_create(s, &attr, out);
+}
+
 int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
                             uint64_t *out_oid, struct ht_obj **out_obj)
 {
-    struct ht_store *s = p->o->store;
     uint64_t bytes = ht_opt_state_size(shape, kind, form);
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(s),
-        .chunk_bytes = ht_opt_state_chunk_bytes(shape, kind),
-        .obj_class = HT_CLASS_DURABLE,
-        .scope = p->root->id,
-    };
-    int rc = ht_obj_create(s, &attr, out_obj);
+    int rc = ht_opt_object_create(p->o->store, p->root->id, ht_opt_state_chunk_bytes(shape, kind), out_obj);
 
     if (rc)
         return rc;
-    *out_oid = attr.oid;
+    *out_oid = ht_obj_id(*out_obj);
     rc = ht_obj_set_used(*out_obj, ht_opt_state_used_bytes(shape, kind, form));
     if (!rc)
         rc = ht_obj_truncate(*out_obj, bytes);

@@ -664,9 +664,7 @@ static void end_job(struct job *j, uint64_t ns)
 {
     struct ht_range *r = j->range;
     struct ht_param *p = r->param;
-    struct ht_root *root = p->root;
     struct ht_optim *o = p->o;
-    struct ht_waiter *chain = NULL;
 
     bool again = j->err && end_failed(j);
     lock(o);
@@ -676,7 +674,7 @@ static void end_job(struct job *j, uint64_t ns)
     }
     if (!j->err && settle_sum(j)) {
         count_job(j, ns);
-        ht_opt_range_ran(root);
+        ht_opt_range_ran(p->root);
         j->range = NULL;
         notify_changed(o);
         unlock(o);
@@ -696,18 +694,8 @@ static void end_job(struct job *j, uint64_t ns)
             settle_range(j);
     }
     trace_job(j); /* before a waiter goes on */
-    p->pending--;
-    root->pending--;
-    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
-    ht_opt_take_waiters(p, &chain);
-    unlock(o);
-    ht_opt_wake(chain);
-    lock(o);
-    ht_opt_range_ran(root);
-    ht_opt_param_reclaim(p);
-    p->refs--;
+    ht_opt_range_ended(r, j->work);
     j->range = NULL;
-    notify_changed(o);
     unlock(o);
 }
 
