@@ -7,6 +7,7 @@
 #include "optim/rules/rule.h"
 #include <hitrain/limits.h>
 
+enum { SHOWN_MAX = 60 }; /* characters of a word in messages */
 typedef unsigned long long ull;
 
 /* The number of [*at, end), which digits alone make. False: there is none, or it is beyond any file. */
@@ -79,16 +80,6 @@ static int refuse(const struct ht_optim_section *s, const char *why, char err[HT
     return -EINVAL;
 }
 
-/* A word with a colon that is no range. */
-static int refuse_word(const char *at, size_t len, char err[HT_OPTIM_ERROR_MAX])
-{
-    enum { SHOWN_MAX = 60 };
-
-    snprintf(err, HT_OPTIM_ERROR_MAX, "\"%.*s\" is no range of elements: it has a first one and an end, as in 0:32",
-             (int)ht_min_u64(len, SHOWN_MAX), at);
-    return -EINVAL;
-}
-
 /* words: those of the section. */
 static int parse_section(const char *words, size_t len, uint64_t from, const struct ht_optim_config *base,
                          struct ht_optim_section *s, char err[HT_OPTIM_ERROR_MAX])
@@ -115,7 +106,9 @@ int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_
         while (words < end && !ht_optim_is_space(*words))
             words++;
         if (s.begin >= s.end) {
-            rc = refuse_word(at, (size_t)(words - at), err);
+            rc = ht_optim_refuse(err, -EINVAL,
+                                 "\"%.*s\" is no range of elements: it has a first one and an end, as in 0:32",
+                                 (int)ht_min_u64((uint64_t)(words - at), SHOWN_MAX), at);
             break;
         }
         at = find_range(words, end);

@@ -40,8 +40,7 @@ void ht_opt_step_opens(struct ht_root *root)
 
 static int claimed_by_other(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(why, HT_OPTIM_ERROR_MAX, "claimed by %s (pid %d)", c->name, c->pid);
-    return -EBUSY;
+    return ht_optim_refuse(why, -EBUSY, "claimed by %s (pid %d)", c->name, c->pid);
 }
 
 static int check_claim(const struct ht_claim *c, uint64_t claim, char why[HT_OPTIM_ERROR_MAX])
@@ -50,12 +49,10 @@ static int check_claim(const struct ht_claim *c, uint64_t claim, char why[HT_OPT
         return 0;
     if (!claim)
         return claimed_by_other(c, why);
-    if (c->id)
-        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
-                 c->pid);
-    else
-        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: claim again, or unclaim");
-    return -ESTALE;
+    if (!c->id)
+        return ht_optim_refuse(why, -ESTALE, "the claim of this descriptor has ended: claim again, or unclaim");
+    return ht_optim_refuse(why, -ESTALE, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
+                           c->pid);
 }
 
 int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by)
@@ -63,11 +60,9 @@ int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by)
     int rc = check_claim(&root->claim, by->claim, by->why);
     uint64_t open = root->redo.replaying ? 0 : root->open;
 
-    if (!rc && by->conditional && by->step_open != open) {
-        snprintf(by->why, sizeof(by->why), "if=%llu: the open step is %llu%s", (ull)by->step_open, (ull)open,
-                 open ? "" : ": none is open");
-        rc = -ESTALE;
-    }
+    if (!rc && by->conditional && by->step_open != open)
+        rc = ht_optim_refuse(by->why, -ESTALE, "if=%llu: the open step is %llu%s", (ull)by->step_open, (ull)open,
+                             open ? "" : ": none is open");
     by->refused = rc != 0;
     return rc;
 }
