@@ -18,22 +18,6 @@
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-
-static float number_of(uint32_t bits)
-{
-    float x;
-
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
 /* The factor of the gradient may be NaN: that of a norm that is. */
 static bool scalars_sane(const struct ht_scalars *s)
 {
@@ -46,17 +30,17 @@ static bool scalars_sane(const struct ht_scalars *s)
 
 static void put_scalars(const struct ht_scalars *s, ht_le32 to[HT_REDO_SCALARS])
 {
-    ht_le32_store(&to[0], bits_of(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
+    ht_le32_store(&to[0], ht_float_bits(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
     for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
-        ht_le32_store(&to[1 + i], bits_of(s->number[i]));
+        ht_le32_store(&to[1 + i], ht_float_bits(s->number[i]));
 }
 
 static void take_scalars(uint8_t kernel, uint8_t maximize, const ht_le32 from[HT_REDO_SCALARS], struct ht_scalars *out)
 {
-    *out =
-        (struct ht_scalars){.kernel = kernel, .maximize = maximize, .grad_factor = number_of(ht_le32_load(&from[0]))};
+    *out = (struct ht_scalars){
+        .kernel = kernel, .maximize = maximize, .grad_factor = ht_float_of_bits(ht_le32_load(&from[0]))};
     for (size_t k = 0; k < HT_ARRAY_SIZE(out->number); k++)
-        out->number[k] = number_of(ht_le32_load(&from[1 + k]));
+        out->number[k] = ht_float_of_bits(ht_le32_load(&from[1 + k]));
 }
 
 static void note_kernel(struct ht_root *root, const struct ht_scalars *s) HT_REQUIRES(HT_LOCK_OPTIM)
