@@ -306,8 +306,7 @@ static int begin_param(struct replay *w, uint64_t i)
  * The same of an orthogonalised update: the first phase of the range is queued, or has run, and this waits for it. The
  * elements that are there count as those of a client. Releases the lock in between.
  */
-static struct ht_range *range_of_ortho(struct ht_param *p, struct ht_range *r, const struct ht_redo_piece *piece)
-    HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_range *range_of_ortho(struct ht_param *p, struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (r && (r->work & HT_WORK_MOMENTUM) && !r->stirred && r->state != HT_RANGE_FAILED && !p->gone &&
            !p->o->stopping)
@@ -322,7 +321,7 @@ static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece 
         return NULL;
     struct ht_range *r = ht_opt_range_make(p, piece->range);
     if (piece->ortho)
-        return range_of_ortho(p, r, piece);
+        return range_of_ortho(p, r);
     bool taken = r && (r->state != HT_RANGE_IDLE || ht_interval_set_overlap(&r->frozen, piece->begin, piece->end));
     return taken ? NULL : r;
 }
@@ -501,24 +500,20 @@ static int take_turn(struct replay *w, const struct turn *next)
 }
 
 /* Openers go on with the shape that they know. */
-static int restore_shape(struct ht_optim *o, const struct reshaped *r)
-{
-    lock(o);
-    bool gone = r->p->gone;
-    unlock(o);
-    int rc = gone ? 0 : ht_opt_param_build(r->p, &r->was);
-    lock(o);
-    r->p->refs--;
-    unlock(o);
-    return rc;
-}
-
 static int restore_shapes(struct replay *w)
 {
+    struct ht_optim *o = w->root->o;
     int rc = 0;
 
     while (w->reshaped_count) {
-        int one = restore_shape(w->root->o, &w->reshaped[--w->reshaped_count]);
+        const struct reshaped *r = &w->reshaped[--w->reshaped_count];
+        lock(o);
+        bool gone = r->p->gone;
+        unlock(o);
+        int one = gone ? 0 : ht_opt_param_build(r->p, &r->was);
+        lock(o);
+        r->p->refs--;
+        unlock(o);
         rc = rc ? rc : one;
     }
     free(w->reshaped);

@@ -192,8 +192,6 @@ void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
     p->gone = true;
     ht_opt_delta_cut(p->root);
     ht_opt_cancel(p);
-    if (p->cur.exists && ht_opt_state_load(p))
-        ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* The content is freed with the last reference; while an update is running, at its end. */
     ht_opt_param_reclaim(p);

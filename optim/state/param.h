@@ -205,17 +205,19 @@ int ht_opt_state_unreserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUS
 /* In a transaction of their own. NULL: none. */
 int ht_opt_delete_objects(struct ht_store *s, struct ht_obj *const *obj, unsigned count)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Inside a transaction: delete the current state's objects. */
+/* Inside a transaction: delete the current state's objects. Raises an event where some are missing. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Under the gate: the same in a transaction of its own, and gives its space back. */
 int ht_opt_state_drop(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Raises an event: some of its state is missing. */
 void ht_opt_state_not_deleted(const struct ht_param *p);
-/* References to cur's objects are there, and new: tells the store what they are. edited: as ht_obj_set_derived. */
-int ht_opt_state_use(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Takes the missing references to cur's objects. */
-int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Takes the missing references to cur's objects. edited: as ht_obj_set_derived. */
+int ht_opt_state_load_as(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+static inline HT_MUST_CHECK int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return ht_opt_state_load_as(p, true);
+}
 /* Delete (pending) the state of parameters of which the object does not exist. */
 int ht_opt_bury_orphans(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* A later step may find no space. With or without the lock. */

@@ -307,6 +307,8 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
 
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
 {
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
     for (unsigned i = 0; i < HT_STATES_MAX; i++)
         if (p->state[i])
             ht_obj_delete(p->state[i], tx);
@@ -338,7 +340,8 @@ int ht_opt_state_drop(struct ht_param *p)
     return rc ? rc : closed;
 }
 
-int ht_opt_state_use(struct ht_param *p, bool edited)
+/* References to cur's objects are there, and some are new: tells the store what they are. */
+static int use_state(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_layout *l = &p->cur.layout;
     struct ht_param_shape shape;
@@ -349,10 +352,10 @@ int ht_opt_state_use(struct ht_param *p, bool edited)
         if (!rc)
             rc = ht_obj_set_derived(p->state[i], edited);
     }
-    return rc;
+    return !rc && p->obj ? ht_obj_set_derived(p->obj, edited) : rc;
 }
 
-int ht_opt_state_load(struct ht_param *p)
+int ht_opt_state_load_as(struct ht_param *p, bool edited)
 {
     bool loaded = p->cur.exists && !p->cur.layout.count; /* nothing tells whether it was before */
 
@@ -363,8 +366,7 @@ int ht_opt_state_load(struct ht_param *p)
         if (!p->state[i])
             return -ESTALE;
     }
-    int rc = loaded ? ht_opt_state_use(p, true) : 0;
-    return !rc && loaded && p->obj ? ht_obj_set_derived(p->obj, true) : rc;
+    return loaded ? use_state(p, edited) : 0;
 }
 
 int ht_opt_state_settle(struct ht_param *p)
@@ -400,11 +402,8 @@ int ht_opt_bury_orphans(struct ht_root *root)
         return rc;
     lock(o);
     ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
-        if (!p->gone || !p->cur.exists)
-            continue;
-        if (ht_opt_state_load(p))
-            ht_opt_state_not_deleted(p);
-        ht_opt_state_delete(p, tx);
+        if (p->gone && p->cur.exists)
+            ht_opt_state_delete(p, tx);
     }
     unlock(o);
     return ht_tx_commit(tx, NULL);

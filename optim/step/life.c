@@ -77,13 +77,7 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_totals_update(p);
     if (p->gone)
         return 0;
-    int rc = ht_obj_set_derived(p->obj, false); /* all is as it was published */
-    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++) {
-        p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
-        rc = p->state[i] ? 0 : -ESTALE;
-    }
-    if (!rc)
-        rc = ht_opt_state_use(p, false);
+    int rc = ht_opt_state_load_as(p, false); /* all is as it was published */
     return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 
