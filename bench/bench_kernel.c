@@ -302,7 +302,7 @@ static void bench_bits(const struct arrays *arrays, unsigned index, unsigned for
     ht_rule_scalars(&config, 10, &s);
     struct work w = {.arrays = arrays, .written = cases[index].states + 1, .scalars = &s, .form = form};
     double bytes = sizeof(float) * (2.0 * w.written + 1);
-    ht_rule_of(config.rule)->states(&config, w.kind);
+    memcpy(w.kind, ht_kernel_kinds(s.kernel), sizeof(w.kind));
     w.kernel = ht_kernels_choose()->fn[s.kernel];
     w.codecs = codecs;
     make_coded(&w);

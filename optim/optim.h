@@ -70,8 +70,6 @@ struct ht_optim_setup {
     bool no_replay;   /* a read-only mount shows models as of their last full step */
     const struct ht_optim_hooks *hooks;
 };
-/* Waits until no logged steps are computed again. WAITS. */
-void ht_optim_recovered(struct ht_optim *o);
 /*
  * An orderly end, when no client is left and before ht_optim_stop: makes changes below roots without an open step
  * durable. A root with an open step keeps nothing since its last durable step; an event names it. Returns the first
@@ -480,8 +478,12 @@ bool ht_optim_claimed(struct ht_optim *o, uint64_t root, int *out_pid, char why[
 int ht_optim_wait(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
 /* Queue everything written to this gradient, as FLUSH does (for mapped or still open gradients). */
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
-/* Boundary; durable when durable_every says so. -EBUSY: a parameter is partly covered, named in the error. WAITS. */
-int ht_optim_step(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
+/*
+ * Boundary; durable when durable_every says so. -EBUSY: a parameter is partly covered, named in the error, or another
+ * client has claimed the root; -ESTALE: the condition does not hold, or the client's claim has ended; nothing has
+ * happened then. So it is with all that are steered. WAITS.
+ */
+int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*
  * The same boundary, but returns when it is requested: the open step takes no more gradients, and every refusal that
  * needs no update has been made. Updates, count and publication follow. Reads of a parameter wait for its own updates;
@@ -489,9 +491,9 @@ int ht_optim_step(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
  * the root's error, and gradients are -EIO until an abort, or until a step or commit succeeds. WAITS for the step
  * before.
  */
-int ht_optim_step_async(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
+int ht_optim_step_async_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Boundary if a step is open, then everything below the root durable as one. WAITS. */
-int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
+int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*
  * The first half of a boundary: checks coverage, decides whether the step is clipped or skipped, and begins its
  * updates; of rules in two phases the first one. The step stays open and takes no more gradients. A second call does
@@ -499,15 +501,6 @@ int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
  */
 int ht_optim_prepare_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Back to the last durable step. WAITS. */
-int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
-/*
- * The same on behalf of a client. by NULL: a client without a claim, without a condition, as the three above. -EBUSY:
- * another client has claimed the root; -ESTALE: the condition does not hold, or the client's
- * claim has ended; nothing has happened then.
- */
-int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
-int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
-int ht_optim_step_async_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /*
  * A commit that keeps its step, under this name (NULL: under its number). If the commit was made and the step is not
@@ -549,8 +542,8 @@ int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer 
 /*
  * Takes back the gradient of one parameter in the open step, of all its openers, as if it had not been written. When no
  * gradient is left in the step, none is open any more. A later flush does not hand over bytes from before. -EBUSY,
- * named in the error: a part has been applied; then nothing changes. by, here and in reset: as above; its refusal is
- * named in by->why alone. WAITS.
+ * named in the error: a part has been applied; then nothing changes. by, here and in reset: as above, or NULL: a client
+ * without a claim and a condition; its refusal is named in by->why alone. WAITS.
  */
 int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* Drops the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */

@@ -525,7 +525,7 @@ int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *calle
     if (!rc && (rc = ht_ctl_need_whole(c, root, false, err)) != 0)
         ht_last_error_set(c, root, "fsync", "fsync: %s", err);
     if (!rc)
-        rc = ht_optim_commit(c->optim, root);
+        rc = ht_optim_commit_by(c->optim, root, &(struct ht_optim_steer){.claim = 0});
     if (!rc)
         ht_trace_end(ht_store_trace(c->store), &mark, HT_TRACE_COMMIT, root, 0, 0);
     return rc;

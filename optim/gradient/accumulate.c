@@ -36,7 +36,7 @@ double ht_opt_divisor(const struct ht_root *root)
 int ht_opt_sum_create(struct ht_param *p)
 {
     struct ht_obj *sum;
-    int rc = ht_opt_scratch_create(p, p->shape.chunk_bytes, &sum);
+    int rc = ht_opt_object_create(p->o->store, 0, p->shape.chunk_bytes, &sum);
 
     if (rc)
         return rc;

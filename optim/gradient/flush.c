@@ -13,23 +13,17 @@
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
-#include "optim/gradient/ortho.h"
-
-static uint64_t range_begin(const struct ht_range *r)
-{
-    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
-}
 
 /* The elements that a window touches, as bytes from the start of the range. Empty: none. */
 static struct ht_interval window_of(const struct ht_range *r, const struct ht_opt_window *w)
 {
-    uint64_t size = r->param->shape.g_bytes, base = range_begin(r),
+    uint64_t size = r->param->shape.g_bytes, base = ht_opt_range_grad_begin(r),
              last = base + ht_opt_range_grad_bytes(r->param, r->index);
     uint64_t begin = ht_max_u64(w->begin / size * size, base), end = ht_min_u64(w->end, last);
 
     if (w->has && !w->has(w->ctx, base))
         return (struct ht_interval){0, 0};
-    end = (end + size - 1) / size * size;
+    end = ht_round_up(end, size);
     return begin < end ? (struct ht_interval){(uint32_t)(begin - base), (uint32_t)(end - base)}
                        : (struct ht_interval){0, 0};
 }
@@ -42,7 +36,7 @@ static bool torn_at(const struct ht_range *r, uint32_t pos, struct ht_interval i
 {
     const struct ht_param *p = r->param;
     uint32_t element = pos / p->shape.g_bytes * p->shape.g_bytes;
-    uint64_t at = range_begin(r) + element;
+    uint64_t at = ht_opt_range_grad_begin(r) + element;
 
     return pos % p->shape.g_bytes && in.begin <= element && element < in.end &&
         !ht_opt_in_flight(p, at, at + p->shape.g_bytes);
@@ -58,7 +52,7 @@ static bool find_torn(const struct ht_param *p, const struct ht_opt_window *w, u
             uint32_t at = torn_at(r, v[i].begin, in) ? v[i].begin : v[i].end;
             if (!torn_at(r, at, in))
                 continue;
-            *out_at = range_begin(r) + at;
+            *out_at = ht_opt_range_grad_begin(r) + at;
             return true;
         }
     }

@@ -407,15 +407,9 @@ int ht_opt_grad_fill_holes(struct ht_grad *g)
 /* Zeroes the part of one range that is neither written nor waiting to be applied. buf: its bytes from begin on. */
 static void mask_range(const struct ht_range *r, uint32_t begin, uint32_t end, uint8_t *buf)
 {
-    uint32_t pos = begin;
-
-    while (pos < end) {
-        uint32_t stop_w, stop_f;
-        uint32_t w = ht_interval_set_next(&r->written, pos, end, &stop_w);
-        uint32_t f = ht_interval_set_next(&r->frozen, pos, end, &stop_f);
-        uint32_t from = w < f ? w : f;
-        memset(buf + (pos - begin), 0, from - pos);
-        pos = w < f ? stop_w : stop_f;
+    for (uint32_t pos = begin, stop; pos < end; pos = stop) {
+        pos = gap_in_range(r, pos, end, &stop);
+        memset(buf + (pos - begin), 0, stop - pos);
     }
 }
 

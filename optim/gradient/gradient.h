@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gradient.h - gradients: their sums, and forgetting them. */
+/* gradient.h - gradients: their sums, steps in two phases as those of muon, and forgetting them. */
 #pragma once
 
 #include "optim/state/interval_set.h"
@@ -52,6 +52,24 @@ int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown) HT_EXCLUDES(
  * step.
  */
 void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------------- ortho.c */
+
+/* Has the parameter no objects for a step in two phases, or those of another shape? */
+bool ht_opt_ortho_lacks(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Under the gate: makes them, with space for both. -ENOSPC: there are none. */
+int ht_opt_ortho_make(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Where range i begins in both objects: at its chunk. */
+uint32_t ht_opt_ortho_chunk_bytes(const struct ht_param *p);
+/*
+ * Ends the first phase of a running range: its momentum has the gradient. After the last one of its parameter the store
+ * orthogonalises, if the words say so. Releases the lock in between.
+ */
+void ht_opt_ortho_stirred(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A worker's job: orthogonalises the update of the parameter that r, its first range, stands for. */
+void ht_opt_ortho_compute(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Does the boundary wait for a client that orthogonalises? */
+bool ht_opt_ortho_missing(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* --------------------------------------------------------------- close.c */
 

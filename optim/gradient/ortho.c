@@ -15,12 +15,13 @@
  */
 
 #include "tiering/base/activity.h"
+#include "optim/rules/blocks.h"
+#include "optim/rules/newton_schulz.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
-#include "optim/gradient/ortho.h"
 
 enum { ORTHO_BYTES = 2, CHECK_BYTES = 64 << 10, WAITING_MATRICES_MAX = 4, WAITING_BYTES_MIN = 64 << 20 };
 typedef unsigned long long ull;
@@ -55,7 +56,7 @@ static int make_one(const struct ht_param *p, struct ht_obj **out)
     lock(p->o);
     uint64_t *aside = p->root->redo.recovering ? &p->o->replay_room_bytes : &none;
     unlock(p->o);
-    int rc = ht_opt_scratch_create(p, ht_opt_ortho_chunk_bytes(p), &obj);
+    int rc = ht_opt_object_create(p->o->store, 0, ht_opt_ortho_chunk_bytes(p), &obj);
 
     if (rc)
         return rc;
@@ -215,7 +216,8 @@ static int wait_stirred(struct visit *v, const char **out_why) HT_REQUIRES(HT_LO
     return rc;
 }
 
-ssize_t ht_opt_ortho_move(const struct ht_param *p, struct ht_obj *obj, uint64_t off, void *buf, size_t len, bool write)
+/* Reads or writes bytes of the file [off, off + len) in one of the objects. Returns len, or an error. */
+static ssize_t move_bytes(const struct ht_param *p, struct ht_obj *obj, uint64_t off, void *buf, size_t len, bool write)
 {
     uint64_t per_range = (uint64_t)p->shape.range_elements * ORTHO_BYTES;
     ssize_t rc = 0;
@@ -232,11 +234,6 @@ ssize_t ht_opt_ortho_move(const struct ht_param *p, struct ht_obj *obj, uint64_t
     return rc ? rc : (ssize_t)len;
 }
 
-static struct ht_param *find_param(struct ht_optim *o, const struct ht_param_desc *desc)
-{
-    return ht_opt_param_get(o, ht_obj_id(desc->obj));
-}
-
 static uint64_t file_bytes(const struct ht_param *p)
 {
     return p->shape.elements * ORTHO_BYTES;
@@ -244,7 +241,7 @@ static uint64_t file_bytes(const struct ht_param *p)
 
 ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, void *buf, size_t len)
 {
-    struct visit v = {.p = find_param(o, desc), .what = "update"};
+    struct visit v = {.p = ht_opt_param_get(o, ht_obj_id(desc->obj)), .what = "update"};
     const char *why = NULL;
 
     if (!v.p)
@@ -256,7 +253,7 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
     unlock(o);
     len = off < bytes ? ht_min_u64(len, bytes - off) : 0;
     if (!rc && len) {
-        rc = ht_opt_ortho_move(v.p, obj, off, buf, len, false);
+        rc = move_bytes(v.p, obj, off, buf, len, false);
         lock(o);
         if (rc >= 0 && (!is_same_step(&v) || v.p->ortho->applied))
             rc = -ESTALE;
@@ -309,7 +306,7 @@ static int begin_ortho_write(struct visit *v, uint64_t off, size_t len, const ch
 ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *desc, uint64_t off, const void *buf,
                              size_t len)
 {
-    struct visit v = {.p = find_param(o, desc), .what = "ortho"};
+    struct visit v = {.p = ht_opt_param_get(o, ht_obj_id(desc->obj)), .what = "ortho"};
     const char *why = NULL;
 
     if (!v.p)
@@ -319,7 +316,7 @@ ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *des
     struct ht_ortho *of = v.p->ortho;
     unlock(o);
     if (!rc && len) {
-        rc = ht_opt_ortho_move(v.p, of->given, off, (void *)(uintptr_t)buf, len, true);
+        rc = move_bytes(v.p, of->given, off, (void *)(uintptr_t)buf, len, true);
         lock(o);
         of->writers--;
         if (rc >= 0 && !is_same_step(&v))
@@ -342,7 +339,8 @@ ssize_t ht_optim_ortho_write(struct ht_optim *o, const struct ht_param_desc *des
 
 /* -------------------------------------------------------------------- apply */
 
-uint64_t ht_opt_ortho_queue(struct ht_param *p)
+/* Queues the second phase of all ranges. Returns a ticket of the invalidation. */
+static uint64_t queue_all(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     for (uint64_t i = 0; i < p->shape.range_count; i++)
         ht_opt_range_queue(ht_opt_range_find(p, i), HT_WORK_UPDATE);
@@ -367,7 +365,7 @@ static int check_finite(const struct ht_param *p)
 
     for (uint64_t off = 0, n; rc >= 0 && off < file_bytes(p); off += n) {
         n = ht_min_u64(CHECK_BYTES, file_bytes(p) - off);
-        rc = ht_opt_ortho_move(p, p->ortho->given, off, buf, n, false);
+        rc = move_bytes(p, p->ortho->given, off, buf, n, false);
         if (rc >= 0 && any_nonfinite(buf, n / ORTHO_BYTES))
             rc = -ERANGE;
     }
@@ -432,7 +430,7 @@ static int end_apply(struct visit *v, int rc, const char **out_why, uint64_t *ou
         return rc == -ERANGE ? -EINVAL : rc;
     }
     ht_opt_ortho_spent(p);
-    *out_ticket = ht_opt_ortho_queue(p);
+    *out_ticket = queue_all(p);
     ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
     return 0;
 }
@@ -472,4 +470,80 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
     if (v.p)
         ht_opt_param_put(v.p);
     return rc;
+}
+
+/* ---------------------------------------------------------------- ns=store */
+
+/*
+ * A worker orthogonalises, block by block. It works in memory of its own and holds no chunk, so it may wait for memory
+ * of the store. Nobody else uses the two objects meanwhile: no client gives the update of such a parameter.
+ */
+struct job {
+    struct ht_param *p;
+    struct ht_optim_config config;
+};
+
+static bool is_unwanted(void *ctx)
+{
+    const struct job *j = ctx;
+
+    lock(j->p->o);
+    bool unwanted = j->p->o->stopping || j->p->gone;
+    unlock(j->p->o);
+    return unwanted;
+}
+
+static int compute_block(void *ctx, uint64_t first, uint32_t rows)
+{
+    struct job *j = ctx;
+    struct ht_param *p = j->p;
+    uint32_t columns = j->config.matrix.columns;
+    size_t bytes = (size_t)rows * columns * 2;
+    uint16_t *u = malloc(bytes);
+    ssize_t rc = u ? move_bytes(p, p->ortho->update, first * 2, u, bytes, false) : -ENOMEM;
+
+    if (rc >= 0)
+        rc = ht_newton_schulz(p->o->kernels, &j->config, u, rows, columns, is_unwanted, j);
+    if (rc >= 0)
+        rc = move_bytes(p, p->ortho->given, first * 2, u, bytes, true);
+    free(u);
+    return rc < 0 ? (int)rc : 0;
+}
+
+/* The range is queued for the second phase with the others, or the step has failed. Releases the lock in between. */
+static void settle(struct ht_range *r, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = r->param;
+    struct ht_root *root = p->root;
+    unsigned work = r->work;
+
+    r->state = rc ? HT_RANGE_FAILED : HT_RANGE_IDLE;
+    r->work = 0;
+    p->failed += rc != 0;
+    if (rc && !root->failure)
+        root->failure = rc;
+    if (!rc && !p->gone) {
+        p->ortho->applied = true;
+        ht_opt_ortho_spent(p);
+        (void)queue_all(p); /* its caches are dropped since the first phase: readers wait */
+    }
+    ht_opt_range_ended(r, work);
+}
+
+void ht_opt_ortho_compute(struct ht_range *r)
+{
+    struct ht_param *p = r->param;
+    struct job j = {.p = p};
+
+    lock(p->o);
+    j.config = p->ortho->config;
+    unlock(p->o);
+    int rc = ht_muon_each_block(&j.config, compute_block, &j);
+    if (rc && !is_unwanted(&j))
+        ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
+                      "its update cannot be orthogonalised: %s; abort returns to the last commit", strerror(-rc));
+    ht_obj_scratch_drop(p->ortho->update, 0, UINT64_MAX);
+    lock(p->o);
+    settle(r, rc);
+    unlock(p->o);
 }

@@ -56,7 +56,7 @@ int ht_topk_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
 
     if (!rc) {
         t->param = t->grad->param;
-        rc = ht_opt_scratch_create(t->param, HT_SMALL_CHUNK_BYTES, &t->spool);
+        rc = ht_opt_object_create(o->store, 0, HT_SMALL_CHUNK_BYTES, &t->spool);
         if (rc)
             ht_grad_release(t->grad);
     }

@@ -87,41 +87,30 @@ static void *recover_all(void *arg)
     return NULL;
 }
 
-/* The name of a root for messages; its number where it has none. */
-static void name_root(const struct ht_root *root, char *buf, size_t cap)
-{
-    const struct ht_optim_hooks *hooks = &root->o->hooks;
-
-    buf[0] = '\0';
-    if (hooks->name)
-        hooks->name(hooks->ctx, root->id, buf, cap);
-    if (!buf[0])
-        snprintf(buf, cap, "model root %llu", (ull)root->id);
-}
-
 /* Nobody shall take an older step for the last one without having asked for it. */
 static int refuse_read_only(struct ht_optim *o)
 {
-    char name[PATH_MAX];
+    char name[PATH_MAX] = "";
+    uint64_t id = 0;
     size_t steps = 0;
 
     lock(o);
-    for (const struct ht_list *pos = o->roots.next; !steps && pos != &o->roots; pos = pos->next) {
-        const struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
-        if (!root->exists || root->frozen || !root->redo.steps)
-            continue;
-        steps = root->redo.steps;
-        unlock(o); /* no client is there, so no root comes or goes */
-        name_root(root, name, sizeof(name));
-        lock(o);
-    }
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all)
+        if (!steps && root->exists && !root->frozen && root->redo.steps) {
+            id = root->id;
+            steps = root->redo.steps;
+        }
     unlock(o);
-    if (steps)
-        ht_error(
-            "%s has %zu logged steps, which a read-only mount cannot compute again: mount without ro once, or with "
-            "ro,noreplay for its last full step",
-            name, steps);
-    return steps ? -EROFS : 0;
+    if (!steps)
+        return 0;
+    if (o->hooks.name)
+        o->hooks.name(o->hooks.ctx, id, name, sizeof(name));
+    if (!name[0])
+        snprintf(name, sizeof(name), "model root %llu", (ull)id);
+    ht_error("%s has %zu logged steps, which a read-only mount cannot compute again: mount without ro once, or with "
+             "ro,noreplay for its last full step",
+             name, steps);
+    return -EROFS;
 }
 
 /* No client is there yet, so nobody has the gate. */
@@ -171,16 +160,4 @@ int ht_opt_redo_recover(struct ht_optim *o)
     o->recovery.started = any && !rc;
     unlock(o);
     return rc;
-}
-
-void ht_optim_recovered(struct ht_optim *o)
-{
-    lock(o);
-    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
-        root->refs++;
-        while (root->redo.recovering && !o->stopping)
-            wait_changed(o);
-        root->refs--; /* this does not free it: it stays in the list */
-    }
-    unlock(o);
 }

@@ -11,24 +11,18 @@
 #include "optim/state/sections.h"
 #include "optim/redo/redo_priv.h"
 
-static int refuse_numbers(char why[HT_OPTIM_ERROR_MAX], int error, const char *text)
-{
-    snprintf(why, HT_OPTIM_ERROR_MAX, "%s", text);
-    return error;
-}
-
 static int decide_param(struct ht_root *root, uint64_t oid, uint8_t grad_dtype, const struct ht_redo_param *want,
                         char why[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = ht_opt_param_find(root->o, oid);
 
     if (!p || p->gone || p->root != root || !p->cur.exists)
-        return refuse_numbers(why, -ENOENT, "it has no state");
+        return ht_optim_refuse(why, -ENOENT, "it has no state");
     if (p->has_grad || (root->open && !root->decided))
-        return refuse_numbers(why, -EBUSY, "the step is open with other numbers: commit or abort first");
+        return ht_optim_refuse(why, -EBUSY, "the step is open with other numbers: commit or abort first");
     bool sum = want->grad_dtype == HT_DTYPE_F32; /* the step has the sum of several gradients */
     if ((want->grad_dtype != grad_dtype && !sum) || !ht_opt_redo_follows(&p->cur, 0, want))
-        return refuse_numbers(
+        return ht_optim_refuse(
             why, -EINVAL,
             "the numbers are for another dtype, size, rule, form of state or count of steps than its own");
     if (!root->decided)
@@ -49,12 +43,12 @@ static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_re
     struct ht_param_section section;
 
     if (!p || p->gone || p->root != root || !root->decided || p->has_grad || !ht_opt_is_decided(p))
-        return refuse_numbers(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
+        return ht_optim_refuse(why, -EINVAL, "numbers for a range of elements follow those of their parameter");
     const struct ht_param_sections *had = p->sections;
     uint64_t from = had && had->decided ? had->of[had->decided - 1].end : 0;
     if (ht_opt_redo_section_at(one, 0, ht_le64_load(one->param), from, p->cur.elements, &section) ||
         !ht_opt_layout_keeps(&p->cur.layout, section.scalars.kernel))
-        return refuse_numbers(why, -EINVAL, "the numbers for a range of elements make no sense");
+        return ht_optim_refuse(why, -EINVAL, "the numbers for a range of elements make no sense");
     return ht_opt_sections_add(p, &section, true);
 }
 
@@ -67,7 +61,7 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
 
     static_assert(sizeof(d->bytes) == sizeof(struct ht_disk_redo_param), "one of the summary");
     if (!section && ht_opt_redo_param_at(&one, 0, &want))
-        return refuse_numbers(by->why, -EINVAL, "the numbers make no sense");
+        return ht_optim_refuse(by->why, -EINVAL, "the numbers make no sense");
     root = ht_opt_root_get(o, d->root);
     if (!root)
         return -ENOENT;

@@ -6,14 +6,18 @@
  *
  * A worker copies before it takes chunks for anything else, because writing into an object may wait for memory. An
  * error here never fails a step: its commit publishes everything.
+ *
+ * Gradients that are mostly zeros go into the log as entries (tiering/base/sparse.h). These are sparse gradients of
+ * clients and their sums, and dense ones such as those of an embedding. A worker reads a gradient once more to count
+ * its entries. For a dense gradient it stops after a few elements.
  */
 
 #include "tiering/base/mutant.h"
+#include "tiering/base/sparse.h"
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/redo_priv.h"
 
 enum { COPY_BYTES = 32 << 10 };
@@ -62,6 +66,93 @@ static void *writer_main(void *arg)
     return NULL;
 }
 
+/* ------------------------------------------------------------------ sparse */
+
+enum {
+    LEAST_BYTES = 512, /* of elements; less is not worth its entries */
+    PROBES = 4,
+    PROBE_BYTES = 256,
+    WINDOW_BYTES = 8 << 10,
+    ENTRIES_BYTES_MAX = 2 * WINDOW_BYTES, /* of a window: an entry for each element of 2 bytes */
+    OUT_BYTES = 2 * ENTRIES_BYTES_MAX,
+};
+
+/* Elements at evenly spread places, of which two thirds are not zero: hardly ever does a sparse gradient look so. */
+static int looks_dense(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out)
+{
+    uint8_t probe[PROBE_BYTES];
+    size_t entries = 0, stride = len / PROBES / size * size;
+    int rc = 0;
+
+    *out = false;
+    if (stride < PROBE_BYTES)
+        return 0;
+    for (unsigned i = 0; !rc && i < PROBES; i++) {
+        struct ht_sparse_encoder e = {.size = size};
+        rc = ht_opt_read_all(obj, off + i * stride, probe, sizeof(probe));
+        entries += rc ? 0 : ht_sparse_encode(&e, probe, sizeof(probe), NULL) / ht_sparse_entry_bytes(size);
+    }
+    *out = entries * 3 > PROBES * (PROBE_BYTES / size) * 2;
+    return rc;
+}
+
+/*
+ * Elements [off, off + len) of an object, of so many bytes each: do they take at most half of their bytes as entries?
+ * Their bytes then.
+ */
+static int measure_sparse(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out_sparse,
+                          uint32_t *out_bytes)
+{
+    struct ht_sparse_encoder e = {.size = size};
+    size_t bytes = 0, most = ht_min_u64(len / 2, HT_REDO_SPARSE_BYTES_MAX);
+    uint8_t window[WINDOW_BYTES];
+    bool dense = len < LEAST_BYTES;
+    int rc = dense ? 0 : looks_dense(obj, off, len, size, &dense);
+
+    *out_sparse = false;
+    *out_bytes = 0;
+    for (uint32_t done = 0; !rc && !dense && done < len; done += WINDOW_BYTES) {
+        size_t part = ht_min_u64(len - done, WINDOW_BYTES);
+        rc = ht_opt_read_all(obj, off + done, window, part);
+        bytes += rc ? 0 : ht_sparse_encode(&e, window, part, NULL);
+        dense = bytes > most;
+    }
+    if (rc || dense)
+        return rc;
+    *out_sparse = true;
+    *out_bytes = (uint32_t)bytes;
+    return 0;
+}
+
+/* Writes these entries into another object, and nothing else. -EIO: they have not these bytes any more. */
+static int copy_sparse(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, struct ht_obj *to, uint64_t at,
+                       uint32_t bytes)
+{
+    struct ht_sparse_encoder e = {.size = size};
+    uint8_t window[WINDOW_BYTES], out[OUT_BYTES];
+    uint64_t end = at + bytes;
+    size_t have = 0;
+
+    for (uint32_t done = 0; done < len; done += WINDOW_BYTES) {
+        size_t part = ht_min_u64(len - done, WINDOW_BYTES);
+        int rc = ht_opt_read_all(obj, off + done, window, part);
+        if (rc)
+            return rc;
+        have += ht_sparse_encode(&e, window, part, out + have);
+        bool last = len - done <= WINDOW_BYTES;
+        if (!last && have <= OUT_BYTES - ENTRIES_BYTES_MAX)
+            continue;
+        if (have > end - at || (last && have != end - at))
+            return -EIO;
+        rc = have ? ht_opt_write_all(to, at, out, have) : 0;
+        if (rc)
+            return rc;
+        at += have;
+        have = 0;
+    }
+    return 0;
+}
+
 /* -------------------------------------------------------------------- copy */
 
 /* Makes the step's object. Releases the lock in between. */
@@ -79,13 +170,7 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         return 0;
     redo->making = true;
     unlock(o);
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(o->store),
-        .chunk_bytes = HT_CHUNK_BYTES,
-        .obj_class = HT_CLASS_DURABLE,
-        .scope = root->id,
-    };
-    int rc = ht_obj_create(o->store, &attr, &obj);
+    int rc = ht_opt_object_create(o->store, root->id, HT_CHUNK_BYTES, &obj);
     lock(o);
     redo->making = false;
     notify_changed(o);
@@ -134,24 +219,15 @@ static struct ht_interval piece_of(const struct ht_range *r, const struct source
     return (struct ht_interval){s->v[i].begin / g * s->bytes, s->v[i].end / g * s->bytes};
 }
 
-/* Room for n pieces more. False: no memory. */
-static bool make_room(struct ht_root *root, size_t n) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    struct ht_redo *redo = &root->redo;
-
-    int rc = ht_array_grow((void **)&redo->piece, &redo->pieces_max, redo->pieces + n, sizeof(*redo->piece));
-
-    ht_opt_redo_count_heap(root);
-    return rc == 0;
-}
-
 /* Gives the bytes of a range places in the object. */
 static int place_range(const struct ht_range *r, const struct source *s, uint64_t *out_at) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &r->param->root->redo;
+    int rc = ht_array_grow((void **)&redo->piece, &redo->pieces_max, redo->pieces + s->count, sizeof(*redo->piece));
 
-    if (!make_room(r->param->root, s->count))
-        return -ENOMEM;
+    ht_opt_redo_count_heap(r->param->root);
+    if (rc)
+        return rc;
     *out_at = redo->used;
     for (uint32_t i = 0; i < s->count; i++) {
         struct ht_interval v = piece_of(r, s, i);
@@ -192,43 +268,35 @@ static int copy_range(const struct ht_range *r, const struct source *s, struct h
     for (uint32_t i = 0; !rc && i < s->count; i++) {
         struct ht_interval v = piece_of(r, s, i);
         if (s->sparse)
-            return ht_opt_sparse_copy(s->obj, s->begin + v.begin, v.end - v.begin, s->bytes, obj, at, s->entry_bytes);
+            return copy_sparse(s->obj, s->begin + v.begin, v.end - v.begin, s->bytes, obj, at, s->entry_bytes);
         rc = copy_bytes(s->obj, s->begin + v.begin, obj, at, v.end - v.begin);
         at += v.end - v.begin;
     }
     return rc;
 }
 
-/* The rest of its work is to be done, or there is none. */
-static void settle_range(struct ht_range *r, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM)
+/* The rest of its work is to be done, or there is none. Releases the lock in between. */
+static void settle_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = r->param;
-    struct ht_root *root = p->root;
     unsigned work = r->work;
 
     r->logged = true;
     r->work &= (uint8_t)~HT_WORK_LOG;
-    ht_opt_range_ran(root);
     if (r->work && !p->gone) {
+        ht_opt_range_ran(p->root);
         ht_opt_range_requeue(r);
         notify_changed(p->o);
         return;
     }
     r->state = HT_RANGE_IDLE;
     r->work = 0;
-    p->pending--;
-    root->pending--;
-    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, work);
-    ht_opt_take_waiters(p, chain);
-    ht_opt_param_reclaim(p);
-    p->refs--;
-    notify_changed(p->o);
+    ht_opt_range_ended(r, work);
 }
 
 void ht_opt_redo_log(struct ht_range *r)
 {
     struct ht_root *root = r->param->root;
-    struct ht_waiter *chain = NULL;
     struct ht_optim *o = root->o;
     uint64_t at = 0, len = 0;
     struct source s;
@@ -239,7 +307,7 @@ void ht_opt_redo_log(struct ht_range *r)
     unlock(o);
     if (!rc && s.count == 1) { /* gradients in many parts have parts of their own without zeros */
         struct ht_interval v = piece_of(r, &s, 0);
-        rc = ht_opt_sparse_measure(s.obj, s.begin + v.begin, v.end - v.begin, s.bytes, &s.sparse, &s.entry_bytes);
+        rc = measure_sparse(s.obj, s.begin + v.begin, v.end - v.begin, s.bytes, &s.sparse, &s.entry_bytes);
     }
     lock(o);
     if (!rc)
@@ -264,9 +332,8 @@ void ht_opt_redo_log(struct ht_range *r)
             o->redo_writer.started = pthread_create(&o->redo_writer.thread, NULL, writer_main, o) == 0;
         pthread_cond_signal(&o->redo_work);
     }
-    settle_range(r, &chain);
+    settle_range(r);
     unlock(o);
-    ht_opt_wake(chain);
 }
 
 /* ------------------------------------------------------------------ commit */

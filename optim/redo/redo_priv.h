@@ -12,18 +12,6 @@ bool ht_opt_redo_summarize(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LO
 bool ht_opt_redo_fits(const struct ht_param *p, struct ht_obj *file, uint64_t updates, const struct ht_redo_param *want)
     HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* --------------------------------------------------------- redo_sparse.c */
-
-/*
- * Elements [off, off + len) of an object, of so many bytes each: do they take at most half of their bytes as entries?
- * Their bytes then. WAITS.
- */
-int ht_opt_sparse_measure(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, bool *out_sparse,
-                          uint32_t *out_bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Writes these entries into another object, and nothing else. -EIO: they have not these bytes any more. WAITS. */
-int ht_opt_sparse_copy(struct ht_obj *obj, uint64_t off, uint32_t len, unsigned size, struct ht_obj *to, uint64_t at,
-                       uint32_t bytes) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-
 /* ---------------------------------------------------------- redo_parts.c */
 
 /* A replay begins, with published content: cuts the content into parts. */

@@ -25,7 +25,6 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/redo_priv.h"
 
 enum {
@@ -307,8 +306,7 @@ static int begin_param(struct replay *w, uint64_t i)
  * The same of an orthogonalised update: the first phase of the range is queued, or has run, and this waits for it. The
  * elements that are there count as those of a client. Releases the lock in between.
  */
-static struct ht_range *range_of_ortho(struct ht_param *p, struct ht_range *r, const struct ht_redo_piece *piece)
-    HT_REQUIRES(HT_LOCK_OPTIM)
+static struct ht_range *range_of_ortho(struct ht_param *p, struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     while (r && (r->work & HT_WORK_MOMENTUM) && !r->stirred && r->state != HT_RANGE_FAILED && !p->gone &&
            !p->o->stopping)
@@ -323,7 +321,7 @@ static struct ht_range *range_of(struct ht_param *p, const struct ht_redo_piece 
         return NULL;
     struct ht_range *r = ht_opt_range_make(p, piece->range);
     if (piece->ortho)
-        return range_of_ortho(p, r, piece);
+        return range_of_ortho(p, r);
     bool taken = r && (r->state != HT_RANGE_IDLE || ht_interval_set_overlap(&r->frozen, piece->begin, piece->end));
     return taken ? NULL : r;
 }
@@ -347,16 +345,6 @@ static int write_gradient(struct ht_param *p, struct ht_obj *obj, uint64_t to, c
     return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -EUCLEAN;
 }
 
-static bool grow_buffer(uint8_t **buf, size_t *have, size_t bytes)
-{
-    if (*have >= bytes)
-        return true;
-    free(*buf);
-    *buf = malloc(bytes);
-    *have = *buf ? bytes : 0;
-    return *buf != NULL;
-}
-
 /* Of the present step. Its gradients lie in the order of its pieces. */
 static int read_bytes(struct replay *w, uint64_t at, uint8_t *buf, size_t len)
 {
@@ -370,10 +358,12 @@ static int read_sparse(struct replay *w, const struct ht_redo_piece *piece, unsi
 {
     size_t len = piece->end - piece->begin;
 
-    if (!grow_buffer(&w->entries, &w->entries_max, piece->bytes + 1) ||
-        !grow_buffer(&w->elements, &w->elements_max, len))
-        return -ENOMEM;
-    int rc = read_bytes(w, piece->at, w->entries, piece->bytes);
+    int rc = ht_array_grow((void **)&w->entries, &w->entries_max, piece->bytes + 1, 1);
+
+    if (!rc)
+        rc = ht_array_grow((void **)&w->elements, &w->elements_max, len, 1);
+    if (!rc)
+        rc = read_bytes(w, piece->at, w->entries, piece->bytes);
     return rc ? rc : ht_sparse_decode(w->entries, piece->bytes, size, w->elements, len);
 }
 
@@ -444,13 +434,7 @@ static int replay_pieces(struct replay *w)
 /* Everything that the summary says is applied as it is. */
 static void open_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    root->open = ++root->o->last_step_number;
-    root->open_words = root->o->words_changes;
-    root->latched = root->config;
-    root->latched.accumulate = 1;
-    root->latched.max_grad_norm = 0;
-    root->latched.skip_nonfinite = false;
-    root->latched.partial = true;
+    ht_opt_step_latch(root, true);
     root->latched.redo = root->redo.wanted = false;
 }
 
@@ -516,24 +500,20 @@ static int take_turn(struct replay *w, const struct turn *next)
 }
 
 /* Openers go on with the shape that they know. */
-static int restore_shape(struct ht_optim *o, const struct reshaped *r)
-{
-    lock(o);
-    bool gone = r->p->gone;
-    unlock(o);
-    int rc = gone ? 0 : ht_opt_param_build(r->p, &r->was);
-    lock(o);
-    r->p->refs--;
-    unlock(o);
-    return rc;
-}
-
 static int restore_shapes(struct replay *w)
 {
+    struct ht_optim *o = w->root->o;
     int rc = 0;
 
     while (w->reshaped_count) {
-        int one = restore_shape(w->root->o, &w->reshaped[--w->reshaped_count]);
+        const struct reshaped *r = &w->reshaped[--w->reshaped_count];
+        lock(o);
+        bool gone = r->p->gone;
+        unlock(o);
+        int one = gone ? 0 : ht_opt_param_build(r->p, &r->was);
+        lock(o);
+        r->p->refs--;
+        unlock(o);
         rc = rc ? rc : one;
     }
     free(w->reshaped);

@@ -18,22 +18,6 @@
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-
-static float number_of(uint32_t bits)
-{
-    float x;
-
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-
 /* The factor of the gradient may be NaN: that of a norm that is. */
 static bool scalars_sane(const struct ht_scalars *s)
 {
@@ -46,17 +30,17 @@ static bool scalars_sane(const struct ht_scalars *s)
 
 static void put_scalars(const struct ht_scalars *s, ht_le32 to[HT_REDO_SCALARS])
 {
-    ht_le32_store(&to[0], bits_of(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
+    ht_le32_store(&to[0], ht_float_bits(HT_MUTANT("factor-unlogged") ? 1.0f : s->grad_factor));
     for (size_t i = 0; i < HT_ARRAY_SIZE(s->number); i++)
-        ht_le32_store(&to[1 + i], bits_of(s->number[i]));
+        ht_le32_store(&to[1 + i], ht_float_bits(s->number[i]));
 }
 
 static void take_scalars(uint8_t kernel, uint8_t maximize, const ht_le32 from[HT_REDO_SCALARS], struct ht_scalars *out)
 {
-    *out =
-        (struct ht_scalars){.kernel = kernel, .maximize = maximize, .grad_factor = number_of(ht_le32_load(&from[0]))};
+    *out = (struct ht_scalars){
+        .kernel = kernel, .maximize = maximize, .grad_factor = ht_float_of_bits(ht_le32_load(&from[0]))};
     for (size_t k = 0; k < HT_ARRAY_SIZE(out->number); k++)
-        out->number[k] = number_of(ht_le32_load(&from[1 + k]));
+        out->number[k] = ht_float_of_bits(ht_le32_load(&from[1 + k]));
 }
 
 static void note_kernel(struct ht_root *root, const struct ht_scalars *s) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -359,14 +343,6 @@ int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t
     return fits && lies && scalars_sane(&out->scalars) ? 0 : -EUCLEAN;
 }
 
-static bool same_states(enum ht_kernel a, enum ht_kernel b)
-{
-    uint8_t of_a[HT_KERNEL_STATES_MAX], of_b[HT_KERNEL_STATES_MAX];
-    unsigned count = ht_rule_kernel_states(a, of_a);
-
-    return count <= HT_KERNEL_STATES_MAX && count == ht_rule_kernel_states(b, of_b) && !memcmp(of_a, of_b, count);
-}
-
 int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_t *out_count)
 {
     struct ht_param_section section = {.end = 0};
@@ -379,7 +355,7 @@ int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_
         rc = ht_opt_redo_section_at(s, at, of.oid, section.end, of.elements, &section);
         if (!rc && (*out_count)++ == HT_SECTIONS_MAX)
             rc = -EUCLEAN;
-        if (!rc && !same_states(section.scalars.kernel, of.scalars.kernel))
+        if (!rc && !ht_kernel_same_states(section.scalars.kernel, of.scalars.kernel))
             rc = -EUCLEAN;
     }
     return rc;

@@ -27,16 +27,9 @@ static inline void adagrad_scalars(const struct ht_optim_config *c, uint64_t t, 
     out->adagrad.eps = (float)c->eps;
 }
 
-static inline unsigned adagrad_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
-{
-    out_kind[0] = HT_STATE_SUM;
-    return 1;
-}
-
 HT_RULE adagrad_rule = {
     .name = "adagrad",
     .words = "lr lr_decay weight_decay eps",
     .defaults = {.rule = HT_RULE_ADAGRAD, .lr = 1e-2, .eps = 1e-10, HT_COMMON_DEFAULTS},
-    .states = adagrad_states,
     .scalars = adagrad_scalars,
 };

@@ -62,17 +62,9 @@ static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, str
     out->kernel = ht_lerp_near_end(out->adam.one_minus_beta1) ? HT_KERNEL_ADAM_NEAR_G : HT_KERNEL_ADAM;
 }
 
-static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
-{
-    out_kind[0] = HT_STATE_EXP_AVG;
-    out_kind[1] = HT_STATE_EXP_AVG_SQ;
-    return 2;
-}
-
 HT_RULE adam_rule = {
     .name = "adam",
     .words = "lr beta1 beta2 eps weight_decay",
     .defaults = {.rule = HT_RULE_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, HT_COMMON_DEFAULTS},
-    .states = adam_states,
     .scalars = adam_scalars,
 };

@@ -35,7 +35,6 @@ HT_RULE adamw_rule = {
                  .eps = 1e-8,
                  .weight_decay = 1e-2,
                  HT_COMMON_DEFAULTS},
-    .states = adam_states,
     .refuse = refuse_decay,
     .scalars = adamw_scalars,
 };

@@ -8,8 +8,8 @@
 #include "optim/rules/all.h"
 
 /* As many elements as fill lanes wholly. */
-HT_LANES_FN uint64_t stir_all(const struct ht_scalars *scalars, float *momentum, const void *g, uint8_t dtype,
-                              uint16_t *u, size_t n)
+HT_LANES_FN uint64_t stir_all(const struct ht_scalars *scalars, float *momentum, const void *g, uint16_t *u, size_t n,
+                              uint8_t dtype)
 {
     struct ht_scalars s = *scalars;
     ht_counts nonfinite = lanes_no_counts();
@@ -31,14 +31,7 @@ HT_LANES_FN uint64_t stir_all(const struct ht_scalars *scalars, float *momentum,
 HT_LANES_FN uint64_t stir_by_gradient(const struct ht_scalars *s, float *m, const void *g, uint8_t dtype, uint16_t *u,
                                       size_t n)
 {
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        return stir_all(s, m, g, HT_DTYPE_F32, u, n);
-    case HT_DTYPE_BF16:
-        return stir_all(s, m, g, HT_DTYPE_BF16, u, n);
-    default:
-        return stir_all(s, m, g, HT_DTYPE_F16, u, n);
-    }
+    return HT_BY_DTYPE(dtype, stir_all, s, m, g, u, n);
 }
 
 /* Rows of c that stay in registers, for a panel of columns. */
@@ -80,7 +73,7 @@ HT_LANES_FN void matmul_all(float *c, const float *a, size_t a_wide, const float
 }
 
 /* As many elements of a gradient into a sum as fill lanes wholly. */
-HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, bool first)
+HT_LANES_FN void add_all(float *sum, const void *g, size_t n, bool first, uint8_t dtype)
 {
     for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES) {
         ht_lanes x = lanes_load(g, dtype, i);
@@ -94,16 +87,7 @@ HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, boo
 
 HT_LANES_FN void add_by_gradient(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
 {
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        add_all(sum, g, n, HT_DTYPE_F32, first);
-        break;
-    case HT_DTYPE_BF16:
-        add_all(sum, g, n, HT_DTYPE_BF16, first);
-        break;
-    default:
-        add_all(sum, g, n, HT_DTYPE_F16, first);
-    }
+    HT_BY_DTYPE(dtype, add_all, sum, g, n, first);
 }
 
 /* As many masters as fill lanes wholly. */

@@ -6,26 +6,19 @@ typedef unsigned long long ull;
 enum { DIM_MAX = 1 << 30 };
 #define ELEMENTS_MAX ((1ull << 32) - 1) /* coverage of orthogonalised updates is counted in 32 bits */
 
-static int refuse(char err[HT_OPTIM_ERROR_MAX], const char *text)
-{
-    snprintf(err, HT_OPTIM_ERROR_MAX, "%s", text);
-    return -EINVAL;
-}
-
 static int find_matrix(const uint64_t *dim, unsigned dims, struct ht_matrix *out, char err[HT_OPTIM_ERROR_MAX])
 {
-    if (dims != 2 && dims != 3) {
-        snprintf(
-            err, HT_OPTIM_ERROR_MAX,
+    if (dims != 2 && dims != 3)
+        return ht_optim_refuse(
+            err, -EINVAL,
             "muon needs a matrix, or a stack of matrices: a shape has 2 or 3 dimensions, not %u; give the file words "
             "of another rule, as in adamw lr=3e-4",
             dims);
-        return -EINVAL;
-    }
     uint64_t count = dims == 3 ? dim[0] : 1, rows = dim[dims - 2], columns = dim[dims - 1];
     if (!rows || !columns || !count || rows > DIM_MAX || columns > DIM_MAX || count > DIM_MAX ||
         rows * columns > ELEMENTS_MAX / count)
-        return refuse(err, "muon: a matrix has 1 to 2^30 rows and columns, and fewer than 2^32 elements in all");
+        return ht_optim_refuse(err, -EINVAL,
+                               "muon: a matrix has 1 to 2^30 rows and columns, and fewer than 2^32 elements in all");
     *out = (struct ht_matrix){
         .rows = (uint32_t)rows, .columns = (uint32_t)columns, .count = (uint32_t)count, .block_rows = (uint32_t)rows};
     return 0;
@@ -72,17 +65,17 @@ int ht_muon_blocks(const uint64_t *dim, unsigned dims, struct ht_optim_config *c
     if (rc)
         return rc;
     if (sections->count)
-        return refuse(err, "muon takes whole blocks, so it has no words for ranges of elements; see muon_split");
+        return ht_optim_refuse(err, -EINVAL,
+                               "muon takes whole blocks, so it has no words for ranges of elements; see muon_split");
     size_t others = sections_of(split, &rows) * config->matrix.count;
-    if (split->count && rows != config->matrix.rows) {
-        snprintf(err, HT_OPTIM_ERROR_MAX, "muon_split: its blocks have %llu rows together, and the matrix has %u",
-                 (ull)rows, config->matrix.rows);
-        return -EINVAL;
-    }
+    if (split->count && rows != config->matrix.rows)
+        return ht_optim_refuse(err, -EINVAL, "muon_split: its blocks have %llu rows together, and the matrix has %u",
+                               (ull)rows, config->matrix.rows);
     if (split->count)
         config->matrix.block_rows = split->of[0].rows;
     if (others > HT_BLOCKS_SECTIONS_MAX)
-        return refuse(err, "muon_split: a parameter has at most 8192 blocks of other rows than its first one");
+        return ht_optim_refuse(err, -EINVAL,
+                               "muon_split: a parameter has at most 8192 blocks of other rows than its first one");
     sections->section = others ? calloc(others, sizeof(*sections->section)) : NULL;
     if (others && !sections->section)
         return -ENOMEM;

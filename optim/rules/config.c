@@ -112,14 +112,14 @@ static bool next_token(const char **pos, const char *end, struct token *out)
     return true;
 }
 
-static HT_PRINTF(2, 3) int refuse(char *err, const char *fmt, ...)
+int ht_optim_refuse(char err[HT_OPTIM_ERROR_MAX], int error, const char *fmt, ...)
 {
     va_list ap;
 
     va_start(ap, fmt);
     vsnprintf(err, HT_OPTIM_ERROR_MAX, fmt, ap);
     va_end(ap);
-    return -EINVAL;
+    return error;
 }
 
 /* The place of name among the words of a list, or -1. */
@@ -150,8 +150,9 @@ static int refuse_word(const struct ht_rule *rule, const char *others, const cha
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(absent_words); i++)
         if (strlen(absent_words[i].name) == len && !memcmp(absent_words[i].name, text, len))
-            return refuse(err, "%s %s", absent_words[i].name, absent_words[i].why);
-    return refuse(err, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words, others);
+            return ht_optim_refuse(err, -EINVAL, "%s %s", absent_words[i].name, absent_words[i].why);
+    return ht_optim_refuse(err, -EINVAL, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words,
+                           others);
 }
 
 /* Decimal numbers only: strtod also takes hexadecimal ones, infinities and NaN. */
@@ -241,12 +242,12 @@ static int parse_word(const struct token *t, const char *others, uint64_t *seen,
     if (!w)
         return refuse_word(rule, others, t->text, len, err);
     if (*seen & UINT64_C(1) << (w - words))
-        return refuse(err, "%s is given twice", w->name);
+        return ht_optim_refuse(err, -EINVAL, "%s is given twice", w->name);
     bool split = w->kind == SPLIT;
     if (t->cut ||
         (split ? !parse_split(equals + 1, &out->muon_split)
                : !parse_value(w, equals + 1, &value) || !in_range(w, value)))
-        return refuse(err, "%s=%s: must be %s", w->name, equals + 1, w->allowed);
+        return ht_optim_refuse(err, -EINVAL, "%s=%s: must be %s", w->name, equals + 1, w->allowed);
     *seen |= UINT64_C(1) << (w - words);
     if (!split)
         set_word(w, value, out);
@@ -272,12 +273,12 @@ static int begin_config(const char **pos, const char *end, const struct ht_optim
     struct token t;
 
     if (!next_token(pos, end, &t))
-        return refuse(err, "empty; e.g. \"adamw lr=3e-4\"");
+        return ht_optim_refuse(err, -EINVAL, "empty; e.g. \"adamw lr=3e-4\"");
     const struct ht_rule *rule = ht_rule_named(t.text);
     if (!rule && (!base || !strchr(t.text, '='))) {
         char names[128];
         ht_rule_names(names, sizeof(names));
-        return refuse(err, "\"%s\" is not known; known: %s", t.text, names);
+        return ht_optim_refuse(err, -EINVAL, "\"%s\" is not known; known: %s", t.text, names);
     }
     if (!rule)
         *pos = words_at;
@@ -305,7 +306,7 @@ static int parse_words(const char *pos, const char *end, const char *others, str
     }
     const char *wrong = ht_rule_of(config.rule)->refuse ? ht_rule_of(config.rule)->refuse(&config) : NULL;
     if (wrong)
-        return refuse(err, "%s", wrong);
+        return ht_optim_refuse(err, -EINVAL, "%s", wrong);
     *out = config;
     return 0;
 }
@@ -317,7 +318,7 @@ int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_co
     struct ht_optim_config config;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
+        return ht_optim_refuse(err, -EINVAL, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
     int rc = begin_config(&pos, end, base, &config, err);
     return rc ? rc : parse_words(pos, end, common_words, config, out, err);
 }
@@ -334,9 +335,9 @@ int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_
     struct token t;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
+        return ht_optim_refuse(err, -EINVAL, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
     if (!next_token(&pos, text + len, &t))
-        return refuse(err, "the range has no words");
+        return ht_optim_refuse(err, -EINVAL, "the range has no words");
     return parse_words(text, text + len, section_words, *base, out, err);
 }
 

@@ -87,6 +87,8 @@ int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_co
 /* The same for a section of a parameter: words of the rule, maximize, frozen and missed, and no other. */
 int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
                                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/* Puts the message into err. Returns error. */
+int ht_optim_refuse(char err[HT_OPTIM_ERROR_MAX], int error, const char *fmt, ...) HT_PRINTF(3, 4);
 /* Between words. */
 static inline bool ht_optim_is_space(char c)
 {

@@ -4,18 +4,13 @@
 
 float ht_bf16_to_f32(uint16_t x)
 {
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-
-    memcpy(&f, &bits, sizeof(f));
-    return f;
+    return ht_float_of_bits((uint32_t)x << 16);
 }
 
 uint16_t ht_f32_to_bf16(float x)
 {
-    uint32_t bits;
+    uint32_t bits = ht_float_bits(x);
 
-    memcpy(&bits, &x, sizeof(bits));
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)(bits >> 16 | 0x40u);
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
@@ -23,19 +18,15 @@ uint16_t ht_f32_to_bf16(float x)
 
 float ht_f16_to_f32(uint16_t x)
 {
-    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, exponent = x >> 10 & 0x1fu, fraction = x & 0x3ffu, bits;
-    float f;
+    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, exponent = x >> 10 & 0x1fu, fraction = x & 0x3ffu;
 
     if (exponent == 0) { /* zero or subnormal: fraction * 2^-24, exact */
-        f = (float)fraction * 0x1p-24f;
+        float f = (float)fraction * 0x1p-24f;
         return sign ? -f : f;
     }
     if (exponent == 0x1f)
-        bits = sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0);
-    else
-        bits = sign | (exponent + 112) << 23 | fraction << 13;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
+        return ht_float_of_bits(sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0));
+    return ht_float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
 /* fraction: 24 bits with the leading one; the lowest `drop` bits are rounded away. */
@@ -48,12 +39,9 @@ static uint32_t round_even(uint32_t fraction, unsigned drop)
 
 uint16_t ht_f32_to_f16(float x)
 {
-    uint32_t bits, sign, exponent, fraction;
+    uint32_t bits = ht_float_bits(x), sign = bits >> 16 & 0x8000u, exponent = bits >> 23 & 0xffu;
+    uint32_t fraction = (bits & 0x7fffffu) | 0x800000u;
 
-    memcpy(&bits, &x, sizeof(bits));
-    sign = bits >> 16 & 0x8000u;
-    exponent = bits >> 23 & 0xffu;
-    fraction = (bits & 0x7fffffu) | 0x800000u;
     if (exponent == 0xff)
         return (uint16_t)(sign | 0x7c00u | (bits & 0x7fffffu ? 0x200u | (bits & 0x7fffffu) >> 13 : 0));
     if (exponent > 142) /* 2^16 and more */

@@ -153,6 +153,22 @@ const struct ht_kernels *ht_kernels_choose(void);
 /* Element i of an array of a dtype that gradients can have. */
 float ht_kernel_element(const void *array, uint8_t dtype, size_t i);
 
+static inline uint32_t ht_float_bits(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static inline float ht_float_of_bits(uint32_t bits)
+{
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
 /* bf16, f16 <-> f32, round to nearest even, subnormals kept; NaN stays NaN (quiet). */
 uint16_t ht_f32_to_bf16(float x);
 float ht_bf16_to_f32(uint16_t x);

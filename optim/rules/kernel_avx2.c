@@ -11,14 +11,14 @@
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
-#define KERNEL(number, rule, states)                                                                      \
+#define KERNEL(number, rule, states, ...)                                                                 \
     static uint64_t rule##_avx2(const struct ht_scalars *s, const struct ht_update *u, size_t n)          \
     {                                                                                                     \
         return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n, &ht_kernels_scalar); \
     }
 HT_KERNELS(KERNEL)
 
-HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
+HT_LANES_FN double sum_of(const void *g, size_t n, uint64_t *nonfinite, uint8_t dtype)
 {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
     double lane[8];
@@ -41,14 +41,7 @@ HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonf
 
 static double sum_squares_avx2(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
 {
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        return sum_of(g, HT_DTYPE_F32, n, nonfinite);
-    case HT_DTYPE_BF16:
-        return sum_of(g, HT_DTYPE_BF16, n, nonfinite);
-    default:
-        return sum_of(g, HT_DTYPE_F16, n, nonfinite);
-    }
+    return HT_BY_DTYPE(dtype, sum_of, g, n, nonfinite);
 }
 
 static void add_avx2(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
@@ -176,7 +169,7 @@ static void halve_avx2(uint16_t *half, const float *x, size_t n)
     ht_kernels_scalar.halve(half + done, x + done, n - done);
 }
 
-#define ROW(number, rule, states) [number] = rule##_avx2,
+#define ROW(number, rule, states, ...) [number] = rule##_avx2,
 const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
                                            .add = add_avx2,
                                            .sum_squares = sum_squares_avx2,

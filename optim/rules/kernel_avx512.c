@@ -12,14 +12,14 @@
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
-#define KERNEL(number, rule, states)                                                                    \
+#define KERNEL(number, rule, states, ...)                                                               \
     static uint64_t rule##_avx512(const struct ht_scalars *s, const struct ht_update *u, size_t n)      \
     {                                                                                                   \
         return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n, &ht_kernels_avx2); \
     }
 HT_KERNELS(KERNEL)
 
-#define ROW(number, rule, states) [number] = rule##_avx512,
+#define ROW(number, rule, states, ...) [number] = rule##_avx512,
 const ht_kernel_fn ht_kernel_fns_avx512[HT_KERNEL_COUNT] = {HT_KERNELS(ROW)};
 HT_CODECS(avx512)
 #else

@@ -97,27 +97,13 @@ HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct h
 HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct ht_update *u, size_t n,
                                         ht_step_fn step, unsigned states, uint8_t p_dtype)
 {
-    switch (u->g_dtype) {
-    case HT_DTYPE_F32:
-        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_F32);
-    case HT_DTYPE_BF16:
-        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_BF16);
-    default:
-        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_F16);
-    }
+    return HT_BY_DTYPE(u->g_dtype, update_all, s, u, n, step, states, p_dtype);
 }
 
 HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct ht_update *u, size_t n, ht_step_fn step,
                                       unsigned states)
 {
-    switch (u->p_dtype) {
-    case HT_DTYPE_F32:
-        return update_by_gradient(s, u, n, step, states, HT_DTYPE_F32);
-    case HT_DTYPE_BF16:
-        return update_by_gradient(s, u, n, step, states, HT_DTYPE_BF16);
-    default:
-        return update_by_gradient(s, u, n, step, states, HT_DTYPE_F16);
-    }
+    return HT_BY_DTYPE(u->p_dtype, update_by_gradient, s, u, n, step, states);
 }
 
 /* The elements after those, by kernels of fewer lanes. */

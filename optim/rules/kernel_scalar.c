@@ -5,7 +5,7 @@
 #include "optim/rules/forms_loop.h"
 #include "optim/rules/kernel_loop.h"
 
-#define KERNEL(number, rule, states)                                                               \
+#define KERNEL(number, rule, states, ...)                                                          \
     static uint64_t rule##_scalar(const struct ht_scalars *s, const struct ht_update *u, size_t n) \
     {                                                                                              \
         return update_by_dtypes(s, u, n, rule##_step, states);                                     \
@@ -27,7 +27,7 @@ static size_t changed_scalar(const void *was, const void *is, size_t bytes, size
                       : changed_one_by_one(was, is, 4, 0, n, first, place, value, 0);
 }
 
-#define ROW(number, rule, states) [number] = rule##_scalar,
+#define ROW(number, rule, states, ...) [number] = rule##_scalar,
 const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
                                              .add = add_by_gradient,
                                              .sum_squares = sum_squares_scalar,

@@ -12,6 +12,12 @@
 
 #define HT_LANES_FN static inline __attribute__((always_inline, unused))
 
+/* Calls fn, whose last argument is a dtype, for each dtype apart, so that no choice is left inside it. */
+#define HT_BY_DTYPE(dtype, fn, ...)                                  \
+    ((dtype) == HT_DTYPE_F32        ? fn(__VA_ARGS__, HT_DTYPE_F32)  \
+         : (dtype) == HT_DTYPE_BF16 ? fn(__VA_ARGS__, HT_DTYPE_BF16) \
+                                    : fn(__VA_ARGS__, HT_DTYPE_F16))
+
 #ifdef HT_LANES_AVX512
 
 #include <immintrin.h>

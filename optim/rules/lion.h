@@ -31,17 +31,10 @@ static inline void lion_scalars(const struct ht_optim_config *c, uint64_t t, str
     out->lion.minus_lr = (float)-c->lr;
 }
 
-static inline unsigned lion_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
-{
-    out_kind[0] = HT_STATE_EXP_AVG;
-    return 1;
-}
-
 HT_RULE lion_rule = {
     .name = "lion",
     .words = "lr beta1 beta2 weight_decay",
     .defaults = {.rule = HT_RULE_LION, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, HT_COMMON_DEFAULTS},
-    .states = lion_states,
     .refuse = refuse_decay,
     .scalars = lion_scalars,
 };

@@ -26,10 +26,7 @@ void ht_master_expand(const struct ht_kernels *k, const struct ht_disk_master *b
 
 static bool is_upper(float master, uint16_t p)
 {
-    uint32_t bits;
-
-    memcpy(&bits, &master, sizeof(bits));
-    return bits - ((uint32_t)p << 16) == TIE;
+    return ht_float_bits(master) - ((uint32_t)p << 16) == TIE;
 }
 
 /* Twice as many codes as there are elements are enough to find one that none has. */

@@ -54,12 +54,6 @@ static inline void muon_scalars(const struct ht_optim_config *c, uint64_t t, str
     out->muon.nesterov = c->nesterov;
 }
 
-static inline unsigned muon_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
-{
-    out_kind[0] = HT_STATE_MOMENTUM_BUFFER;
-    return 1;
-}
-
 static inline const char *muon_refuse(const struct ht_optim_config *c)
 {
     if (c->momentum >= 1)
@@ -81,7 +75,6 @@ HT_RULE muon_rule = {
                  .ns_c = 2.0315,
                  .eps = 1e-7,
                  HT_COMMON_DEFAULTS},
-    .states = muon_states,
     .refuse = muon_refuse,
     .scalars = muon_scalars,
 };

@@ -21,11 +21,10 @@ typedef unsigned __int128 sum;
 /* Of 16 elements, so that facts on masters are whole bytes. */
 static uint64_t content_bytes(uint8_t dtype, const struct ht_optim_config *c)
 {
-    uint8_t kind[HT_KERNEL_STATES_MAX];
     /* With 8 bits, a scale of 4 bytes for 256 elements. */
     uint64_t state = c->state_bits == 8 ? 16 + 1 : 2ull * c->state_bits;
     /* Muon has the state of adamw where it is not for matrices: which is which is not known here. */
-    uint64_t states = state * (c->rule == HT_RULE_MUON ? 2 : ht_rule_of(c->rule)->states(c, kind));
+    uint64_t states = state * (c->rule == HT_RULE_MUON ? 2 : ht_kernel_states(ht_rule_kernel(c)));
     uint64_t own = dtype == HT_DTYPE_F32 ? 4 : 2;
     uint64_t master = dtype == HT_DTYPE_F32 ? 0 : dtype == HT_DTYPE_BF16 ? 2 : 4;
     uint64_t facts = dtype == HT_DTYPE_BF16 ? 16ull * MASTER_FACTS / MASTER_RANGE * 2 : 0;

@@ -44,21 +44,14 @@ static bool begin(struct work *w, size_t rows, size_t columns)
     w->n = ht_max_u64(rows, columns);
     w->m_wide = wide(w->m);
     w->n_wide = wide(w->n);
-    w->x = calloc(w->m * w->n_wide, sizeof(float));
-    w->product = calloc(w->m * w->n_wide, sizeof(float));
-    w->across = calloc(w->n * w->m_wide, sizeof(float));
-    w->gram = calloc(w->m * w->m_wide, sizeof(float));
-    w->panel = malloc(w->n * HT_PANEL * sizeof(float));
-    return w->x && w->product && w->across && w->gram && w->panel;
-}
-
-static void end(struct work *w)
-{
-    free(w->x);
-    free(w->product);
-    free(w->across);
-    free(w->gram);
-    free(w->panel);
+    w->x = calloc(1, ht_newton_schulz_bytes(rows, columns));
+    if (!w->x)
+        return false;
+    w->product = w->x + w->m * w->n_wide;
+    w->across = w->product + w->m * w->n_wide;
+    w->gram = w->across + w->n * w->m_wide;
+    w->panel = w->gram + w->m * w->m_wide;
+    return true;
 }
 
 static void load(struct work *w, const uint16_t *u, bool turned, double norm, double eps)
@@ -123,6 +116,6 @@ int ht_newton_schulz(const struct ht_kernels *kernels, const struct ht_optim_con
     }
     if (!rc)
         store(&w, u, turned);
-    end(&w);
+    free(w.x);
     return rc;
 }

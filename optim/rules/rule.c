@@ -2,7 +2,6 @@
 /* rule.c - the table of rules, and the words of state. */
 #include "optim/rules/rule.h"
 
-#include <limits.h>
 #include <strings.h>
 
 #include "optim/rules/all.h"
@@ -43,22 +42,30 @@ void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scal
     ht_rule_of(c->rule)->scalars(c, t, out);
 }
 
-/* Only momentum and beta1 choose among the kernels of a rule. */
-unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX])
+enum ht_kernel ht_rule_kernel(const struct ht_optim_config *c)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
-        struct ht_optim_config c = rules[i]->defaults;
-        struct ht_scalars s;
-        for (unsigned momentum = 0; momentum < 3; momentum++) {
-            c.momentum = momentum ? 0.5 : 0;
-            c.nesterov = momentum == 2;
-            c.beta1 = momentum ? 0.25 : 0.75;
-            ht_rule_scalars(&c, 1, &s);
-            if (s.kernel == kernel)
-                return rules[i]->states(&c, out_kind);
-        }
-    }
-    return UINT_MAX;
+    struct ht_scalars s;
+
+    ht_rule_scalars(c, 1, &s);
+    return s.kernel;
+}
+
+#define ROW(number, rule, states, ...) [number] = {__VA_ARGS__},
+static const uint8_t kinds[HT_KERNEL_COUNT][HT_KERNEL_STATES_MAX] = {HT_KERNELS(ROW)};
+
+const uint8_t *ht_kernel_kinds(enum ht_kernel kernel)
+{
+    return kinds[kernel];
+}
+
+unsigned ht_kernel_states(enum ht_kernel kernel)
+{
+    return (unsigned)strnlen((const char *)kinds[kernel], HT_KERNEL_STATES_MAX);
+}
+
+bool ht_kernel_same_states(enum ht_kernel a, enum ht_kernel b)
+{
+    return !memcmp(kinds[a], kinds[b], HT_KERNEL_STATES_MAX);
 }
 
 uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind)

@@ -29,8 +29,6 @@ struct ht_rule {
     const char *name;
     const char *words; /* those of its own, in the order of messages; others are in config.c */
     struct ht_optim_config defaults;
-    /* Kinds of state beside the master, in the order of ht_update.state. Returns how many. */
-    unsigned (*states)(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
     /* The error of a combination of words that are right each, or NULL. */
     const char *(*refuse)(const struct ht_optim_config *c);
     /* t: number of this parameter's step, from 1. */
@@ -44,5 +42,11 @@ void ht_rule_names(char *buf, size_t cap);
 void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
 /* The form (forms.h) in which its words keep state of this kind. */
 uint8_t ht_rule_form(const struct ht_optim_config *c, unsigned kind);
-/* Kinds of state of the rule that has this kernel. Returns how many; UINT_MAX: no rule has it. */
-unsigned ht_rule_kernel_states(enum ht_kernel kernel, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
+/* The kernel of a configuration. */
+enum ht_kernel ht_rule_kernel(const struct ht_optim_config *c);
+/* Kinds of state beside the master, in the order of ht_update.state; 0: no more. */
+const uint8_t *ht_kernel_kinds(enum ht_kernel kernel);
+/* How many these are. */
+unsigned ht_kernel_states(enum ht_kernel kernel);
+/* The same kinds? */
+bool ht_kernel_same_states(enum ht_kernel a, enum ht_kernel b);

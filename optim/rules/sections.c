@@ -7,6 +7,7 @@
 #include "optim/rules/rule.h"
 #include <hitrain/limits.h>
 
+enum { SHOWN_MAX = 60 }; /* characters of a word in messages */
 typedef unsigned long long ull;
 
 /* The number of [*at, end), which digits alone make. False: there is none, or it is beyond any file. */
@@ -67,11 +68,7 @@ bool ht_optim_sections_alone(const char *text, size_t own)
 /* All elements of a file have the same kinds of state. */
 static bool same_state(const struct ht_optim_config *a, const struct ht_optim_config *b)
 {
-    uint8_t of_a[HT_KERNEL_STATES_MAX], of_b[HT_KERNEL_STATES_MAX];
-    const struct ht_rule *rule = ht_rule_of(a->rule);
-    unsigned count = rule->states(a, of_a);
-
-    return a->rule == b->rule && count == rule->states(b, of_b) && memcmp(of_a, of_b, count) == 0;
+    return a->rule == b->rule && ht_kernel_same_states(ht_rule_kernel(a), ht_rule_kernel(b));
 }
 
 static int refuse(const struct ht_optim_section *s, const char *why, char err[HT_OPTIM_ERROR_MAX])
@@ -80,16 +77,6 @@ static int refuse(const struct ht_optim_section *s, const char *why, char err[HT
 
     snprintf(text, sizeof(text), "%llu:%llu: %.200s", (ull)s->begin, (ull)s->end, why);
     memcpy(err, text, sizeof(text));
-    return -EINVAL;
-}
-
-/* A word with a colon that is no range. */
-static int refuse_word(const char *at, size_t len, char err[HT_OPTIM_ERROR_MAX])
-{
-    enum { SHOWN_MAX = 60 };
-
-    snprintf(err, HT_OPTIM_ERROR_MAX, "\"%.*s\" is no range of elements: it has a first one and an end, as in 0:32",
-             (int)ht_min_u64(len, SHOWN_MAX), at);
     return -EINVAL;
 }
 
@@ -102,20 +89,6 @@ static int parse_section(const char *words, size_t len, uint64_t from, const str
     if (ht_optim_config_amend_section(words, len, base, &s->config, err))
         return refuse(s, err, err);
     return same_state(base, &s->config) ? 0 : refuse(s, "needs other state than the rest of its file", err);
-}
-
-static int add(struct ht_optim_sections *to, size_t *room, const struct ht_optim_section *s)
-{
-    if (to->count == *room) {
-        size_t more = *room ? 2 * *room : 8;
-        struct ht_optim_section *all = realloc(to->section, more * sizeof(*all));
-        if (!all)
-            return -ENOMEM;
-        to->section = all;
-        *room = more;
-    }
-    to->section[to->count++] = *s;
-    return 0;
 }
 
 int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_config *base,
@@ -133,13 +106,17 @@ int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_
         while (words < end && !ht_optim_is_space(*words))
             words++;
         if (s.begin >= s.end) {
-            rc = refuse_word(at, (size_t)(words - at), err);
+            rc = ht_optim_refuse(err, -EINVAL,
+                                 "\"%.*s\" is no range of elements: it has a first one and an end, as in 0:32",
+                                 (int)ht_min_u64((uint64_t)(words - at), SHOWN_MAX), at);
             break;
         }
         at = find_range(words, end);
         rc = parse_section(words, (size_t)(at - words), from, base, &s, err);
         if (rc == 0)
-            rc = add(out, &room, &s);
+            rc = ht_array_grow((void **)&out->section, &room, out->count + 1, sizeof(s));
+        if (rc == 0)
+            out->section[out->count++] = s;
         from = s.end;
     }
     if (rc == -ENOMEM)

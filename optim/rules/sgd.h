@@ -50,12 +50,6 @@ static inline void sgd_scalars(const struct ht_optim_config *c, uint64_t t, stru
     out->sgd.minus_lr = (float)-c->lr;
 }
 
-static inline unsigned sgd_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
-{
-    out_kind[0] = HT_STATE_MOMENTUM_BUFFER;
-    return c->momentum != 0;
-}
-
 static inline const char *sgd_refuse(const struct ht_optim_config *c)
 {
     if (c->nesterov && (c->momentum == 0 || c->dampening != 0))
@@ -67,7 +61,6 @@ HT_RULE sgd_rule = {
     .name = "sgd",
     .words = "lr momentum dampening weight_decay nesterov",
     .defaults = {.rule = HT_RULE_SGD, .lr = 1e-3, HT_COMMON_DEFAULTS},
-    .states = sgd_states,
     .refuse = sgd_refuse,
     .scalars = sgd_scalars,
 };

@@ -11,7 +11,6 @@
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
 
 typedef unsigned long long ull;
 
@@ -96,7 +95,7 @@ static bool is_other(const struct ht_root *r, size_t i) HT_REQUIRES(HT_LOCK_OPTI
     for (size_t k = 0; k < i; k++)
         if (r->redo.step[k].oid == oid)
             return true;
-    return ht_opt_param_find(r->o, oid) || ht_opt_is_state(r->o, oid);
+    return ht_opt_param_find(r->o, oid) || ht_id_find(&r->o->states_by_oid, oid);
 }
 
 /* A step's number follows that of the step before it, and its object has the summary. */

@@ -2,19 +2,114 @@
 /* coded.c - see coded.h. In windows of whole blocks, each inside a range. */
 #include <math.h>
 
+#include "optim/rules/master.h"
 #include "optim/state/coded.h"
 #include "optim/state/range.h"
 
 enum { WINDOW = 65536, SCALES = WINDOW / HT_FORM_BLOCK_DYNAMIC };
-static_assert(WINDOW % HT_FORM_WINDOW == 0, "windows have whole blocks");
+static_assert(WINDOW % HT_FORM_WINDOW == 0 && WINDOW % HT_MASTER_BLOCK == 0, "windows have whole blocks");
 
 /* Elements [first, first + n) of the parameter. */
 struct window {
     uint64_t first;
     size_t n;
-    float x[WINDOW], scales[SCALES];
-    uint8_t codes[WINDOW * sizeof(float)];
+    float x[WINDOW];
+    union {
+        struct {
+            float scales[SCALES];
+            uint8_t codes[WINDOW * sizeof(float)];
+        };
+        struct { /* masters in two bytes */
+            uint16_t p[WINDOW], low[WINDOW];
+            struct ht_disk_master block[WINDOW / HT_MASTER_BLOCK];
+        };
+    };
 };
+
+static bool is_master(const struct ht_opt_coded *c)
+{
+    return c->kind == HT_STATE_MASTER_LOW;
+}
+
+int ht_opt_coded_get(const struct ht_param *p, unsigned word, struct ht_opt_coded *out)
+{
+    const struct ht_layout *l = &p->cur.layout;
+    struct ht_store *s = p->o->store;
+
+    *out = (struct ht_opt_coded){.o = p->o, .kind = l->kind[word], .form = l->form[word]};
+    out->obj = ht_obj_get(s, p->cur.oid[word]);
+    bool all = out->obj && !ht_opt_state_shape(p, &out->shape);
+    if (is_master(out)) {
+        out->p = ht_obj_get(s, p->oid);
+        out->blocks = ht_obj_get(s, p->cur.oid[word + 1]);
+        all = all && out->p && out->blocks;
+    }
+    if (!all)
+        ht_opt_coded_put(out);
+    return all ? 0 : -ESTALE;
+}
+
+void ht_opt_coded_put(const struct ht_opt_coded *c)
+{
+    ht_obj_put(c->obj);
+    ht_obj_put(c->p);
+    ht_obj_put(c->blocks);
+}
+
+/* ----------------------------------------------------------------- masters */
+
+/* Bytes after the end of an object, which another program may have truncated, are zeros. */
+static int read_padded(struct ht_obj *obj, uint64_t off, void *buf, size_t len)
+{
+    ssize_t n = ht_obj_read(obj, off, buf, len);
+
+    if (n < 0)
+        return (int)n;
+    memset((uint8_t *)buf + n, 0, len - (size_t)n);
+    return 0;
+}
+
+static uint64_t blocks_at(const struct ht_opt_coded *c, const struct window *w)
+{
+    uint64_t range = w->first / c->shape.range_elements, in_range = w->first % c->shape.range_elements;
+
+    return range * HT_SMALL_CHUNK_BYTES + in_range / HT_MASTER_BLOCK * sizeof(struct ht_disk_master);
+}
+
+static size_t blocks_bytes(const struct window *w)
+{
+    return ht_div_up(w->n, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
+}
+
+static int load_parameter(const struct ht_opt_coded *c, struct window *w)
+{
+    return read_padded(c->p, w->first * 2, w->p, w->n * 2);
+}
+
+static int load_masters(const struct ht_opt_coded *c, struct window *w)
+{
+    int rc = load_parameter(c, w);
+
+    if (!rc)
+        rc = read_padded(c->obj, w->first * 2, w->low, w->n * 2);
+    if (!rc)
+        rc = read_padded(c->blocks, blocks_at(c, w), w->block, blocks_bytes(w));
+    for (size_t i = 0; !rc && i < w->n; i += HT_MASTER_BLOCK)
+        ht_master_expand(c->o->kernels, &w->block[i / HT_MASTER_BLOCK], w->p + i, w->low + i,
+                         ht_min_u64(HT_MASTER_BLOCK, w->n - i), w->x + i);
+    return rc;
+}
+
+static int store_masters(const struct ht_opt_coded *c, struct window *w)
+{
+    for (size_t i = 0; i < w->n; i += HT_MASTER_BLOCK)
+        ht_master_compress(c->o->kernels, w->x + i, w->p + i, ht_min_u64(HT_MASTER_BLOCK, w->n - i), w->low + i,
+                           &w->block[i / HT_MASTER_BLOCK]);
+    int rc = ht_opt_write_all(c->obj, w->first * 2, w->low, w->n * 2);
+    return rc ? rc : ht_opt_write_all(c->blocks, blocks_at(c, w), w->block, blocks_bytes(w));
+}
+
+/* ----------------------------------------------------------------- windows */
 
 /* Its place in the object. */
 struct place {
@@ -46,7 +141,8 @@ static struct ht_coded coded_of(const struct ht_opt_coded *c, struct window *w)
 static void place_window(const struct ht_opt_coded *c, uint64_t first, uint64_t end, struct window *out)
 {
     const struct ht_param_shape *s = &c->shape;
-    uint64_t block = ht_form_block(c->form), in_range = first % s->range_elements, range_first = first - in_range;
+    uint64_t block = is_master(c) ? HT_MASTER_BLOCK : ht_form_block(c->form);
+    uint64_t in_range = first % s->range_elements, range_first = first - in_range;
     uint64_t range_end = ht_min_u64(range_first + s->range_elements, s->elements);
 
     out->first = range_first + in_range - in_range % block;
@@ -56,6 +152,8 @@ static void place_window(const struct ht_opt_coded *c, uint64_t first, uint64_t 
 
 static int load(const struct ht_opt_coded *c, struct window *w)
 {
+    if (is_master(c))
+        return load_masters(c, w);
     struct place at = place_of(c, w);
     int rc = ht_opt_read_all(c->obj, at.codes, w->codes, at.code_bytes);
 
@@ -64,16 +162,18 @@ static int load(const struct ht_opt_coded *c, struct window *w)
     if (rc)
         return rc;
     struct ht_coded coded = coded_of(c, w);
-    c->codecs->decode[c->form](&coded, w->x);
+    c->o->codecs->decode[c->form](&coded, w->x);
     return 0;
 }
 
 static int store(const struct ht_opt_coded *c, struct window *w)
 {
+    if (is_master(c))
+        return store_masters(c, w);
     struct place at = place_of(c, w);
     struct ht_coded coded = coded_of(c, w);
 
-    c->codecs->encode[c->form](&coded, w->x);
+    c->o->codecs->encode[c->form](&coded, w->x);
     int rc = ht_opt_write_all(c->obj, at.codes, w->codes, at.code_bytes);
     if (!rc && at.scales_bytes)
         rc = ht_opt_write_all(c->obj, at.scales, w->scales, at.scales_bytes);
@@ -110,15 +210,26 @@ static bool fits(const struct ht_opt_coded *c, float x)
     return c->form != HT_FORM_BF16 || fabsf(x) < 0x1.ffp127f;
 }
 
-static int check(const struct ht_opt_coded *c, uint64_t off, const void *buf, size_t len, uint64_t *out_element)
+/* w: memory for the parameter, to which masters must round. */
+static int check(const struct ht_opt_coded *c, struct window *w, uint64_t off, const void *buf, size_t len,
+                 uint64_t *out_element)
 {
-    for (size_t i = 0; i < len; i += sizeof(float)) {
+    uint64_t first = off / sizeof(float), end = first + len / sizeof(float);
+
+    w->first = w->n = 0;
+    for (uint64_t e = first; e < end; e++) {
         float x;
-        memcpy(&x, (const uint8_t *)buf + i, sizeof(x));
-        if (fits(c, x))
+        memcpy(&x, (const uint8_t *)buf + (e - first) * sizeof(x), sizeof(x));
+        if (is_master(c) && e >= w->first + w->n) {
+            place_window(c, e, end, w);
+            int rc = load_parameter(c, w);
+            if (rc)
+                return rc;
+        }
+        if (is_master(c) ? ht_master_rounds_to(x, w->p[e - w->first]) : fits(c, x))
             continue;
-        *out_element = (off + i) / sizeof(float);
-        return -ERANGE;
+        *out_element = e;
+        return is_master(c) ? -EDOM : -ERANGE;
     }
     return 0;
 }
@@ -128,12 +239,12 @@ ssize_t ht_opt_coded_write(const struct ht_opt_coded *c, uint64_t off, const voi
 {
     uint64_t first = off / sizeof(float), end = first + len / sizeof(float);
     struct window *w = malloc(sizeof(*w));
-    int rc = w ? check(c, off, buf, len, out_element) : -ENOMEM;
+    int rc = w ? check(c, w, off, buf, len, out_element) : -ENOMEM;
 
     while (!rc && first < end) {
         place_window(c, first, end, w);
         uint64_t last = ht_min_u64(w->first + w->n, end);
-        if (first > w->first || last < w->first + w->n)
+        if (is_master(c) || first > w->first || last < w->first + w->n)
             rc = load(c, w);
         memcpy(w->x + (first - w->first), buf, (last - first) * sizeof(float));
         if (!rc)

@@ -9,11 +9,10 @@
  * Masters in two bytes are two objects on devices: missing bits, two bytes per element, and blocks, of which each range
  * has a chunk (rules/master.h). Updates work on both in one batch pin (update.c). Here they are read and written in
  * windows, with several calls, while no update comes between them, or they are read again. So is state in another form
- * than f32 (coded.h).
+ * than f32. coded.h does both.
  */
 #include <math.h>
 
-#include "optim/rules/master.h"
 #include "optim/state/coded.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
@@ -118,223 +117,12 @@ static uint64_t wait_for_range(struct ht_param *p, uint64_t off, uint64_t len) H
     return version;
 }
 
-/* ----------------------------------------------------------------- masters */
-
-/* A parameter with masters in two bytes; references of the caller. */
-struct masters {
-    const struct ht_kernels *kernels;
-    struct ht_param_shape shape;
-    struct ht_obj *p, *low, *blocks;
-};
-
-enum { WINDOW_BLOCKS = 64, WINDOW = WINDOW_BLOCKS * HT_MASTER_BLOCK };
-
-/* Elements [first, first + n), in blocks that are whole but at the end of the parameter, all of one range. */
-struct window {
-    uint64_t first, n;
-    uint16_t p[WINDOW], low[WINDOW];
-    float master[WINDOW];
-    struct ht_disk_master block[WINDOW_BLOCKS];
-};
-
-/* Bytes after the end of an object, which another program may have truncated, are zeros. */
-static int read_all(struct ht_obj *obj, uint64_t off, void *buf, size_t len)
-{
-    ssize_t n = ht_obj_read(obj, off, buf, len);
-
-    if (n < 0)
-        return (int)n;
-    memset((uint8_t *)buf + n, 0, len - (size_t)n);
-    return 0;
-}
-
-static uint64_t blocks_at(const struct masters *m, uint64_t element)
-{
-    uint64_t range = element / m->shape.range_elements, in_range = element % m->shape.range_elements;
-
-    return range * HT_SMALL_CHUNK_BYTES + in_range / HT_MASTER_BLOCK * sizeof(struct ht_disk_master);
-}
-
-static size_t blocks_bytes(const struct window *w)
-{
-    return ht_div_up(w->n, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
-}
-
-/* The window that element is in; its parameters. */
-static int find_window(const struct masters *m, uint64_t element, struct window *out)
-{
-    uint64_t all = ht_min_u64(WINDOW, m->shape.range_elements);
-
-    out->first = element - element % all;
-    out->n = ht_min_u64(all, m->shape.elements - out->first);
-    return read_all(m->p, out->first * 2, out->p, out->n * 2);
-}
-
-static int load_window(const struct masters *m, uint64_t element, struct window *out)
-{
-    int rc = find_window(m, element, out);
-
-    if (!rc)
-        rc = read_all(m->low, out->first * 2, out->low, out->n * 2);
-    if (!rc)
-        rc = read_all(m->blocks, blocks_at(m, out->first), out->block, blocks_bytes(out));
-    for (uint64_t i = 0; !rc && i < out->n; i += HT_MASTER_BLOCK)
-        ht_master_expand(m->kernels, &out->block[i / HT_MASTER_BLOCK], out->p + i, out->low + i,
-                         ht_min_u64(HT_MASTER_BLOCK, out->n - i), out->master + i);
-    return rc;
-}
-
-static int store_window(const struct masters *m, struct window *w)
-{
-    for (uint64_t i = 0; i < w->n; i += HT_MASTER_BLOCK)
-        ht_master_compress(m->kernels, w->master + i, w->p + i, ht_min_u64(HT_MASTER_BLOCK, w->n - i), w->low + i,
-                           &w->block[i / HT_MASTER_BLOCK]);
-    int rc = ht_opt_write_all(m->low, w->first * 2, w->low, w->n * 2);
-    return rc ? rc : ht_opt_write_all(m->blocks, blocks_at(m, w->first), w->block, blocks_bytes(w));
-}
-
-/* Bytes of the file from off on that are in the window, at most len. */
-static size_t overlap(const struct window *w, uint64_t off, size_t len)
-{
-    return ht_min_u64(len, (w->first + w->n) * 4 - off);
-}
-
-/* Bytes of the f32 that they stand for. Not locked. */
-static ssize_t masters_read(const struct masters *m, uint64_t off, void *buf, size_t len)
-{
-    uint64_t size = m->shape.elements * 4;
-    struct window *w = malloc(sizeof(*w));
-    size_t done = 0;
-    int rc = w ? 0 : -ENOMEM;
-
-    len = off < size ? ht_min_u64(len, size - off) : 0;
-    while (!rc && done < len) {
-        rc = load_window(m, (off + done) / 4, w);
-        size_t n = rc ? 0 : overlap(w, off + done, len - done);
-        if (n)
-            memcpy((uint8_t *)buf + done, (const uint8_t *)w->master + (off + done - w->first * 4), n);
-        done += n;
-    }
-    free(w);
-    return rc ? rc : (ssize_t)done;
-}
-
-/* Checks that the written masters round to the present parameter. */
-static int check_rounding(const struct masters *m, struct window *w, uint64_t off, const void *buf, size_t len,
-                          uint64_t *out_element)
-{
-    const uint8_t *bytes = buf;
-    int rc = 0;
-
-    w->n = 0;
-    for (size_t i = 0; !rc && i < len; i += 4) {
-        uint64_t e = (off + i) / 4;
-        float x;
-        memcpy(&x, bytes + i, sizeof(x));
-        if (!w->n || e >= w->first + w->n)
-            rc = find_window(m, e, w);
-        if (rc || ht_master_rounds_to(x, w->p[e - w->first]))
-            continue;
-        *out_element = e;
-        rc = -EDOM;
-    }
-    return rc;
-}
-
-static int put_bytes(const struct masters *m, struct window *w, uint64_t off, const void *buf, size_t len)
-{
-    int rc = 0;
-
-    for (size_t done = 0, n; !rc && done < len; done += n) {
-        rc = load_window(m, (off + done) / 4, w);
-        if (rc)
-            return rc;
-        n = overlap(w, off + done, len - done);
-        memcpy((uint8_t *)w->master + (off + done - w->first * 4), (const uint8_t *)buf + done, n);
-        rc = store_window(m, w);
-    }
-    return rc;
-}
-
-/*
- * No other thread changes them during the call. -EINVAL: no whole elements; -EDOM: one does not round to the parameter,
- * *out_element. Then nothing was changed. Not locked.
- */
-static ssize_t masters_write(const struct masters *m, uint64_t off, const void *buf, size_t len, uint64_t *out_element)
-{
-    struct window *w;
-
-    if (off % 4 || len % 4)
-        return -EINVAL;
-    w = malloc(sizeof(*w));
-    if (!w)
-        return -ENOMEM;
-    int rc = check_rounding(m, w, off, buf, len, out_element);
-    if (!rc)
-        rc = put_bytes(m, w, off, buf, len);
-    free(w);
-    return rc ? rc : (ssize_t)len;
-}
-
-static void put_masters(const struct masters *m)
-{
-    ht_obj_put(m->p);
-    ht_obj_put(m->low);
-    ht_obj_put(m->blocks);
-}
-
-/* Locked: references to the parts of masters in two bytes. word: of the missing bits. */
-static int get_masters(const struct ht_param *p, unsigned word, struct masters *out)
-{
-    struct masters m = (struct masters){
-        .kernels = p->o->kernels,
-        .p = ht_obj_get(p->o->store, p->oid),
-        .low = ht_obj_get(p->o->store, p->cur.oid[word]),
-        .blocks = ht_obj_get(p->o->store, p->cur.oid[word + 1]),
-    };
-
-    if (!m.p || !m.low || !m.blocks || ht_opt_state_shape(p, &m.shape)) {
-        put_masters(&m);
-        return -ESTALE;
-    }
-    *out = m;
-    return 0;
-}
-
 /* ------------------------------------------------------------------- views */
 
-/* A state file that is no f32 object: masters in two bytes, or another form. */
-struct view {
-    bool of_master;
-    struct masters m;
-    struct ht_opt_coded c;
-};
-
+/* No f32 object: masters in two bytes, or another form. */
 static bool needs_view(const struct ht_layout *l, unsigned word)
 {
     return l->kind[word] == HT_STATE_MASTER_LOW || l->form[word] != HT_FORM_F32;
-}
-
-/* Locked. With references of the caller. */
-static int get_view(const struct ht_param *p, unsigned word, struct view *out)
-{
-    const struct ht_layout *l = &p->cur.layout;
-
-    out->of_master = l->kind[word] == HT_STATE_MASTER_LOW;
-    if (out->of_master)
-        return get_masters(p, word, &out->m);
-    out->c = (struct ht_opt_coded){.codecs = p->o->codecs, .kind = l->kind[word], .form = l->form[word]};
-    int rc = ht_opt_state_shape(p, &out->c.shape);
-    out->c.obj = rc ? NULL : ht_obj_get(p->o->store, p->cur.oid[word]);
-    return rc || !out->c.obj ? -ESTALE : 0;
-}
-
-static void put_view(const struct view *v)
-{
-    if (v->of_master)
-        put_masters(&v->m);
-    else
-        ht_obj_put(v->c.obj);
 }
 
 /* Do bytes come from outside, or those of another step, object by object? */
@@ -347,7 +135,7 @@ static bool is_rewritten(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 static ssize_t read_view(struct ht_param *p, unsigned word, const struct ht_layout *layout, uint64_t off, void *buf,
                          size_t len) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct view v;
+    struct ht_opt_coded c;
     uint64_t version;
     ssize_t rc;
 
@@ -355,12 +143,12 @@ static ssize_t read_view(struct ht_param *p, unsigned word, const struct ht_layo
         while (is_rewritten(p) && !p->o->stopping)
             wait_changed(p->o);
         version = wait_for_range(p, off, len);
-        rc = p->cur.exists && same_files(layout, &p->cur.layout) ? get_view(p, word, &v) : -ESTALE;
+        rc = p->cur.exists && same_files(layout, &p->cur.layout) ? ht_opt_coded_get(p, word, &c) : -ESTALE;
         if (rc)
             return rc;
         unlock(p->o);
-        rc = v.of_master ? masters_read(&v.m, off, buf, len) : ht_opt_coded_read(&v.c, off, buf, len);
-        put_view(&v);
+        rc = ht_opt_coded_read(&c, off, buf, len);
+        ht_opt_coded_put(&c);
         lock(p->o);
     } while ((is_rewritten(p) || wait_for_range(p, off, len) != version) && !p->o->stopping);
     return rc;
@@ -501,35 +289,27 @@ static int validate_write(const struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
     return t >= 0 && t <= STEP_MAX && t == floorf(t) ? 0 : -EINVAL;
 }
 
-/* Not locked. */
-static ssize_t write_view(const struct view *v, struct write *w)
-{
-    if (v->of_master)
-        return masters_write(&v->m, w->off, w->buf, w->len, &w->element);
-    return ht_opt_coded_write(&v->c, w->off, w->buf, w->len, &w->element);
-}
-
 /* Under the gate; releases the lock in between. Updates that are queued now run when it is over. */
 static ssize_t write_objects(struct write *w) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_param *p = w->p;
     bool viewed = needs_view(&p->cur.layout, w->word);
-    struct view v;
+    struct ht_opt_coded c = {.obj = NULL};
     struct ht_obj *obj = viewed ? NULL : ht_obj_get(p->o->store, p->cur.oid[w->word]);
-    ssize_t rc = viewed ? get_view(p, w->word, &v) : obj ? 0 : -ESTALE;
 
-    if (viewed && w->fn) {
-        put_view(&v);
+    if (viewed && w->fn)
         return -EOPNOTSUPP;
-    }
+    ssize_t rc = viewed ? ht_opt_coded_get(p, w->word, &c) : obj ? 0 : -ESTALE;
     if (rc)
         return rc;
     p->root->hold = true;
     p->rewriting = viewed;
     unlock(p->o);
-    rc = viewed ? write_view(&v, w) : w->fn ? w->fn(w->ctx, obj) : ht_obj_write(obj, w->off, w->buf, w->len);
     if (viewed)
-        put_view(&v);
+        rc = ht_opt_coded_write(&c, w->off, w->buf, w->len, &w->element);
+    else
+        rc = w->fn ? w->fn(w->ctx, obj) : ht_obj_write(obj, w->off, w->buf, w->len);
+    ht_opt_coded_put(&c);
     ht_obj_put(obj);
     lock(p->o);
     p->root->hold = p->rewriting = false;

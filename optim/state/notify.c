@@ -61,30 +61,13 @@ static void invalidate_first(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 
 /* ----------------------------------------------------------------- waiters */
 
-static struct ht_waiter *chain_next(struct ht_waiter *w)
-{
-    return w->link_.next ? ht_list_entry(w->link_.next, struct ht_waiter, link_) : NULL;
-}
-
 void ht_opt_wake(struct ht_waiter *chain)
 {
     while (chain) {
         struct ht_waiter *w = chain;
-        chain = chain_next(w);
+        chain = w->link_.next ? ht_list_entry(w->link_.next, struct ht_waiter, link_) : NULL;
         w->wake(w);
     }
-}
-
-void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain)
-{
-    if (!chain)
-        return;
-    struct ht_waiter *last = chain;
-    while (chain_next(last))
-        last = chain_next(last);
-    last->link_.next = o->wakes ? &o->wakes->link_ : NULL;
-    o->wakes = chain;
-    pthread_cond_signal(&o->notify);
 }
 
 static bool ranges_pending(const struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM)

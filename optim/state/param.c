@@ -95,6 +95,24 @@ void ht_opt_param_reclaim(struct ht_param *p)
     ht_opt_put_state(p);
 }
 
+void ht_opt_range_ended(struct ht_range *r, unsigned work)
+{
+    struct ht_param *p = r->param;
+    struct ht_waiter *chain = NULL;
+
+    p->pending--;
+    p->root->pending--;
+    p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, work);
+    ht_opt_take_waiters(p, &chain);
+    unlock(p->o);
+    ht_opt_wake(chain);
+    lock(p->o);
+    ht_opt_range_ran(p->root);
+    ht_opt_param_reclaim(p);
+    p->refs--;
+    notify_changed(p->o);
+}
+
 void ht_opt_param_free(struct ht_param *p)
 {
     struct ht_optim *o = p->o;
@@ -169,20 +187,16 @@ enum ht_optim_file ht_opt_param_file(struct ht_param *p)
 
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
 {
-    struct ht_waiter *chain = NULL;
-
     if (p->gone)
         return;
     p->gone = true;
     ht_opt_delta_cut(p->root);
     ht_opt_cancel(p);
-    if (p->cur.exists && ht_opt_state_load(p))
-        ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* The content is freed with the last reference; while an update is running, at its end. */
     ht_opt_param_reclaim(p);
-    ht_opt_take_waiters(p, &chain);
-    ht_opt_wake_later(p->o, chain);
+    ht_opt_take_waiters(p, &p->o->wakes);
+    pthread_cond_signal(&p->o->notify);
     notify_changed(p->o);
 }
 

@@ -153,6 +153,11 @@ void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no ref
 void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases everything of a parameter that is gone, unless an update is running. */
 void ht_opt_param_reclaim(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * A worker has ended all work of a range; work: what it counted with in root.backlog_bytes. Wakes every waiter, and
+ * takes the range's reference to the parameter. Releases the lock in between.
+ */
+void ht_opt_range_ended(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */
@@ -181,6 +186,8 @@ int ht_opt_layout_prepare(const struct ht_param *p, struct ht_layout *l) HT_EXCL
  * as it was.
  */
 int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* A new object of a root; scope 0: one that is never published. */
+int ht_opt_object_create(struct ht_store *s, uint64_t scope, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
 /* One state object of zeros, with space for one rewrite; also after an error *out_obj may be one, to be deleted. */
 int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
                             uint64_t *out_oid, struct ht_obj **out_obj) HT_MUST_CHECK;
@@ -198,17 +205,19 @@ int ht_opt_state_unreserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUS
 /* In a transaction of their own. NULL: none. */
 int ht_opt_delete_objects(struct ht_store *s, struct ht_obj *const *obj, unsigned count)
     HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Inside a transaction: delete the current state's objects. */
+/* Inside a transaction: delete the current state's objects. Raises an event where some are missing. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Under the gate: the same in a transaction of its own, and gives its space back. */
 int ht_opt_state_drop(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Raises an event: some of its state is missing. */
 void ht_opt_state_not_deleted(const struct ht_param *p);
-/* References to cur's objects are there, and new: tells the store what they are. edited: as ht_obj_set_derived. */
-int ht_opt_state_use(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Takes the missing references to cur's objects. */
-int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Takes the missing references to cur's objects. edited: as ht_obj_set_derived. */
+int ht_opt_state_load_as(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+static inline HT_MUST_CHECK int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return ht_opt_state_load_as(p, true);
+}
 /* Delete (pending) the state of parameters of which the object does not exist. */
 int ht_opt_bury_orphans(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* A later step may find no space. With or without the lock. */
@@ -223,8 +232,7 @@ int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, stru
 /* Under the gate, not locked: the gradient's object and the range table for this shape, if they are not there. */
 int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* Under the gate, not locked: an object for this parameter that is never published. */
-int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
+/* Under the gate, not locked. */
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
 int ht_opt_sum_delete(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Those of a step in two phases. */
@@ -246,11 +254,12 @@ void *ht_opt_helper_main(void *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket)
     HT_REQUIRES(HT_LOCK_OPTIM); /* releases the lock while it waits */
-/* Move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. */
+/*
+ * Move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. The helper wakes those of
+ * optim.wakes.
+ */
 void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_wake(struct ht_waiter *chain);
-/* Let the helper wake them. */
-void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Readers that need not wait any more go on. */
 void ht_opt_wake_readers(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 

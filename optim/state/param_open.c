@@ -26,17 +26,6 @@ static int check_shape(const struct ht_param *p, const struct ht_param_shape *sh
     return !same && (p->openers || covered) ? -EBUSY : 0;
 }
 
-int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out)
-{
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(p->o->store),
-        .chunk_bytes = chunk_bytes,
-        .obj_class = HT_CLASS_SCRATCH,
-    };
-
-    return ht_obj_create(p->o->store, &attr, out);
-}
-
 int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj)
 {
     struct ht_tx *tx;
@@ -79,7 +68,7 @@ int ht_opt_param_build(struct ht_param *p, const struct ht_param_shape *shape)
     if (!rc && p->sum && !same_shape(&p->shape, shape))
         rc = ht_opt_sum_delete(p);
     if (!rc && !p->grad)
-        rc = ht_opt_scratch_create(p, shape->chunk_bytes, &p->grad);
+        rc = ht_opt_object_create(p->o->store, 0, shape->chunk_bytes, &p->grad);
     if (!rc)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
     if (!rc)

@@ -157,6 +157,11 @@ uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index)
     return (uint32_t)ht_min_u64(s->range_elements, s->elements - before);
 }
 
+uint64_t ht_opt_range_grad_begin(const struct ht_range *r)
+{
+    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
+}
+
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index)
 {
     return ht_opt_range_elements(&p->shape, index) * p->shape.g_bytes;
@@ -354,8 +359,7 @@ static bool bytes_needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_RE
 void ht_opt_range_drop(struct ht_range *r)
 {
     struct ht_param *p = r->param;
-    uint64_t chunk = p->shape.chunk_bytes;
-    uint64_t begin = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    uint64_t chunk = p->shape.chunk_bytes, begin = ht_opt_range_grad_begin(r);
     uint64_t end = begin + ht_opt_range_grad_bytes(p, r->index);
     struct ht_obj *grad = p->grad;
 

@@ -103,6 +103,7 @@ struct ht_range_piece ht_opt_range_piece(const struct ht_param *p, uint64_t begi
 struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
 uint32_t ht_opt_range_elements(const struct ht_param_shape *s, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
+uint64_t ht_opt_range_grad_begin(const struct ht_range *r); /* its first byte of the gradient */
 /* One of its sets of intervals may have another size now. */
 void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same of an opener's set; freed: it has none any more, and goes. */

@@ -17,7 +17,6 @@
 #include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
 
 static const uint64_t params_phase = 1ull << 63; /* of a checkpoint cursor: roots are done */
 

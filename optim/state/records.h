@@ -61,5 +61,9 @@ int ht_opt_copy(void *ctx, struct ht_copy *k) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_copy_dropped(void *ctx, struct ht_copy *k) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* What a check of the replayed log remembers for fsck. */
+/*
+ * check.c. Takes out the problems that were found when the log had been read, and remembers them for fsck if the store
+ * leaves out.
+ */
+int ht_opt_check_states(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_problems_free(struct ht_optim *o);

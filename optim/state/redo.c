@@ -11,6 +11,7 @@
  * deleted object. So nothing of this is on a device, and a crash leaves the steps of the log alone.
  */
 #include <sys/random.h>
+#include <time.h>
 
 #include "tiering/base/mutant.h"
 #include "optim/state/records.h"
@@ -338,16 +339,25 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
     ht_opt_redo_trim(root);
 }
 
+uint64_t ht_opt_random(void)
+{
+    uint64_t seed;
+
+    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        seed = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
+    return seed;
+}
+
 void ht_opt_redo_cut(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;
-    uint64_t seed;
 
     if (redo->held_count)
         drop_oldest(redo, redo->held_count);
-    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed))
-        seed = ht_now_ns();
-    redo->lineage = (seed ^ root->id) >> 1 | 1;
+    redo->lineage = (ht_opt_random() ^ root->id) >> 1 | 1;
 }
 
 /* At once: who looks before the next publication finds the new names already. An abort leaves the new lineage. */

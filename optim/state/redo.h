@@ -113,6 +113,8 @@ struct ht_redo_progress {
 
 /* ---------------------------------------------------------------- redo.c */
 
+/* 64 random bits. The clock serves where the kernel has none. */
+uint64_t ht_opt_random(void);
 void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A step opens: is it to be logged? */

@@ -323,8 +323,6 @@ bool ht_opt_root_idle(const struct ht_root *r)
 /* The parameter is an ordinary file from now on. */
 static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (p->cur.exists && ht_opt_state_load(p))
-        ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* Reservations only end here; giving them back cannot fail. */
     if (p->obj && ht_obj_rewrite_reserve(p->obj, 0))

@@ -150,8 +150,9 @@ void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid) 
 
 /* --------------------------------------------------------------- steer.c */
 
-void ht_opt_step_numbers_begin(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
-/* A step opens; it gets its number and its hyper-parameters. */
+/* A step gets its number and its hyper-parameters. decided: without words that change its gradients. */
+void ht_opt_step_latch(struct ht_root *root, bool decided) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same when the first gradient opens a step. */
 void ht_opt_step_opens(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* 0, or -EBUSY or -ESTALE: by->refused, with the reason in by->why. */
 int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;

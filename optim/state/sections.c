@@ -14,8 +14,7 @@ enum { ROOM_SHARE_MAX = 4 };        /* times as much as is needed may stay from 
 static int refuse_section(const struct ht_optim_section *s, char why[HT_OPTIM_ERROR_MAX], const char *text,
                           uint64_t number)
 {
-    snprintf(why, HT_OPTIM_ERROR_MAX, "%llu:%llu: %s%llu", (ull)s->begin, (ull)s->end, text, (ull)number);
-    return -EINVAL;
+    return ht_optim_refuse(why, -EINVAL, "%llu:%llu: %s%llu", (ull)s->begin, (ull)s->end, text, (ull)number);
 }
 
 /* Elements that share a scale in some state, which an update may change for all of them; 1: none do. */
@@ -62,22 +61,18 @@ int ht_opt_blocks_check(const struct ht_param *p, const struct ht_optim_config *
 
     if (c->rule != HT_RULE_MUON)
         return 0;
-    if (!rows || elements != p->shape.elements) {
-        snprintf(why, HT_OPTIM_ERROR_MAX, "muon: its shape has %llu elements, and the parameter %llu", (ull)elements,
-                 (ull)p->shape.elements);
-        return -EINVAL;
-    }
+    if (!rows || elements != p->shape.elements)
+        return ht_optim_refuse(why, -EINVAL, "muon: its shape has %llu elements, and the parameter %llu", (ull)elements,
+                               (ull)p->shape.elements);
     for (uint32_t i = 1; i < c->muon_split.count; i++)
         rows = ht_max_u64(c->muon_split.of[i].rows, i == 1 ? c->muon_split.of[0].rows : rows);
     uint64_t bytes = ht_newton_schulz_bytes(rows, m->columns) + rows * m->columns * 2;
-    if (c->ns_store && bytes > NS_BYTES_MAX) {
-        snprintf(
-            why, HT_OPTIM_ERROR_MAX,
+    if (c->ns_store && bytes > NS_BYTES_MAX)
+        return ht_optim_refuse(
+            why, -EINVAL,
             "muon ns=store: a block of %llu x %u takes %llu bytes to orthogonalise, and at most %llu are allowed: use "
             "ns=client",
             (ull)rows, m->columns, (ull)bytes, (ull)NS_BYTES_MAX);
-        return -EINVAL;
-    }
     return 0;
 }
 

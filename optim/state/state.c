@@ -15,11 +15,10 @@
 
 struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype, uint64_t elements)
 {
-    struct ht_layout l = {0};
+    enum ht_kernel kernel = ht_rule_kernel(config);
+    struct ht_layout l = {.count = (uint8_t)ht_kernel_states(kernel)};
 
-    l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
-    for (unsigned i = l.count; i < HT_STATES_MAX; i++)
-        l.kind[i] = 0;
+    memcpy(l.kind, ht_kernel_kinds(kernel), l.count);
     for (unsigned i = 0; i < l.count && elements >= config->state_bits_min; i++)
         l.form[i] = ht_rule_form(config, l.kind[i]);
     if (dtype == HT_DTYPE_BF16) {
@@ -92,10 +91,9 @@ bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b
 
 bool ht_opt_layout_keeps(const struct ht_layout *l, enum ht_kernel kernel)
 {
-    uint8_t kind[HT_KERNEL_STATES_MAX];
-    unsigned count = ht_rule_kernel_states(kernel, kind);
+    unsigned count = ht_kernel_states(kernel);
 
-    return count <= HT_KERNEL_STATES_MAX && count + ht_opt_master_kinds(l) == l->count && !memcmp(kind, l->kind, count);
+    return count + ht_opt_master_kinds(l) == l->count && !memcmp(ht_kernel_kinds(kernel), l->kind, count);
 }
 
 /* ------------------------------------------------------------------- state */
@@ -108,22 +106,27 @@ void ht_opt_put_state(struct ht_param *p)
     }
 }
 
+int ht_opt_object_create(struct ht_store *s, uint64_t scope, uint32_t chunk_bytes, struct ht_obj **out)
+{
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s),
+        .chunk_bytes = chunk_bytes,
+        .obj_class = scope ? HT_CLASS_DURABLE : HT_CLASS_SCRATCH,
+        .scope = scope,
+    };
+
+    return ht_obj_create(s, &attr, out);
+}
+
 int ht_opt_state_create_one(struct ht_param *p, const struct ht_param_shape *shape, uint8_t kind, uint8_t form,
                             uint64_t *out_oid, struct ht_obj **out_obj)
 {
-    struct ht_store *s = p->o->store;
     uint64_t bytes = ht_opt_state_size(shape, kind, form);
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(s),
-        .chunk_bytes = ht_opt_state_chunk_bytes(shape, kind),
-        .obj_class = HT_CLASS_DURABLE,
-        .scope = p->root->id,
-    };
-    int rc = ht_obj_create(s, &attr, out_obj);
+    int rc = ht_opt_object_create(p->o->store, p->root->id, ht_opt_state_chunk_bytes(shape, kind), out_obj);
 
     if (rc)
         return rc;
-    *out_oid = attr.oid;
+    *out_oid = ht_obj_id(*out_obj);
     rc = ht_obj_set_used(*out_obj, ht_opt_state_used_bytes(shape, kind, form));
     if (!rc)
         rc = ht_obj_truncate(*out_obj, bytes);
@@ -304,6 +307,8 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
 
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
 {
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
     for (unsigned i = 0; i < HT_STATES_MAX; i++)
         if (p->state[i])
             ht_obj_delete(p->state[i], tx);
@@ -335,7 +340,8 @@ int ht_opt_state_drop(struct ht_param *p)
     return rc ? rc : closed;
 }
 
-int ht_opt_state_use(struct ht_param *p, bool edited)
+/* References to cur's objects are there, and some are new: tells the store what they are. */
+static int use_state(struct ht_param *p, bool edited) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_layout *l = &p->cur.layout;
     struct ht_param_shape shape;
@@ -346,10 +352,10 @@ int ht_opt_state_use(struct ht_param *p, bool edited)
         if (!rc)
             rc = ht_obj_set_derived(p->state[i], edited);
     }
-    return rc;
+    return !rc && p->obj ? ht_obj_set_derived(p->obj, edited) : rc;
 }
 
-int ht_opt_state_load(struct ht_param *p)
+int ht_opt_state_load_as(struct ht_param *p, bool edited)
 {
     bool loaded = p->cur.exists && !p->cur.layout.count; /* nothing tells whether it was before */
 
@@ -360,8 +366,7 @@ int ht_opt_state_load(struct ht_param *p)
         if (!p->state[i])
             return -ESTALE;
     }
-    int rc = loaded ? ht_opt_state_use(p, true) : 0;
-    return !rc && loaded && p->obj ? ht_obj_set_derived(p->obj, true) : rc;
+    return loaded ? use_state(p, edited) : 0;
 }
 
 int ht_opt_state_settle(struct ht_param *p)
@@ -397,11 +402,8 @@ int ht_opt_bury_orphans(struct ht_root *root)
         return rc;
     lock(o);
     ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
-        if (!p->gone || !p->cur.exists)
-            continue;
-        if (ht_opt_state_load(p))
-            ht_opt_state_not_deleted(p);
-        ht_opt_state_delete(p, tx);
+        if (p->gone && p->cur.exists)
+            ht_opt_state_delete(p, tx);
     }
     unlock(o);
     return ht_tx_commit(tx, NULL);

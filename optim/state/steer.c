@@ -9,40 +9,29 @@
  * The verdict (ht_opt_may_steer) is taken under the gate, in the same critical section that begins to drain: until the
  * command has ended no other command runs, and no gradient opens a step.
  */
-#include <sys/random.h>
-#include <time.h>
-
 #include "optim/state/root.h"
 
 typedef unsigned long long ull;
 
 /* ------------------------------------------------------------- step numbers */
 
-/* 62 bits, so that the numbers of a mount stay below 2^63. The clock serves where the kernel has no random bytes. */
-void ht_opt_step_numbers_begin(struct ht_optim *o)
+void ht_opt_step_latch(struct ht_root *root, bool decided)
 {
-    uint64_t seed;
-
-    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        seed = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
-    o->last_step_number = seed & ((1ull << 62) - 1);
-}
-
-void ht_opt_step_opens(struct ht_root *root)
-{
-    assert(!root->open);
     root->open = ++root->o->last_step_number;
     root->open_words = root->o->words_changes;
     root->latched = root->config;
-    if (root->decided) {
+    if (decided) {
         root->latched.accumulate = 1;
         root->latched.max_grad_norm = 0;
         root->latched.skip_nonfinite = false;
         root->latched.partial = true;
     }
+}
+
+void ht_opt_step_opens(struct ht_root *root)
+{
+    assert(!root->open);
+    ht_opt_step_latch(root, root->decided);
     ht_opt_redo_open(root);
     ht_opt_delta_opens(root);
 }
@@ -51,8 +40,7 @@ void ht_opt_step_opens(struct ht_root *root)
 
 static int claimed_by_other(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(why, HT_OPTIM_ERROR_MAX, "claimed by %s (pid %d)", c->name, c->pid);
-    return -EBUSY;
+    return ht_optim_refuse(why, -EBUSY, "claimed by %s (pid %d)", c->name, c->pid);
 }
 
 static int check_claim(const struct ht_claim *c, uint64_t claim, char why[HT_OPTIM_ERROR_MAX])
@@ -61,12 +49,10 @@ static int check_claim(const struct ht_claim *c, uint64_t claim, char why[HT_OPT
         return 0;
     if (!claim)
         return claimed_by_other(c, why);
-    if (c->id)
-        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
-                 c->pid);
-    else
-        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: claim again, or unclaim");
-    return -ESTALE;
+    if (!c->id)
+        return ht_optim_refuse(why, -ESTALE, "the claim of this descriptor has ended: claim again, or unclaim");
+    return ht_optim_refuse(why, -ESTALE, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
+                           c->pid);
 }
 
 int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by)
@@ -74,11 +60,9 @@ int ht_opt_may_steer(const struct ht_root *root, struct ht_optim_steer *by)
     int rc = check_claim(&root->claim, by->claim, by->why);
     uint64_t open = root->redo.replaying ? 0 : root->open;
 
-    if (!rc && by->conditional && by->step_open != open) {
-        snprintf(by->why, sizeof(by->why), "if=%llu: the open step is %llu%s", (ull)by->step_open, (ull)open,
-                 open ? "" : ": none is open");
-        rc = -ESTALE;
-    }
+    if (!rc && by->conditional && by->step_open != open)
+        rc = ht_optim_refuse(by->why, -ESTALE, "if=%llu: the open step is %llu%s", (ull)by->step_open, (ull)open,
+                             open ? "" : ": none is open");
     by->refused = rc != 0;
     return rc;
 }

@@ -7,9 +7,9 @@
  * for them, over the parameters that have one.
  */
 
+#include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/state_priv.h"
 
 /* ------------------------------------------------------------------- owner */
 
@@ -36,11 +36,6 @@ static void unlink_state(struct ht_param *p, unsigned i) HT_REQUIRES(HT_LOCK_OPT
     if (p->state_link[i].by_oid.id)
         ht_id_remove(&p->o->states_by_oid, &p->state_link[i].by_oid);
     p->state_link[i].by_oid.id = 0;
-}
-
-bool ht_opt_is_state(const struct ht_optim *o, uint64_t oid)
-{
-    return ht_id_find(&o->states_by_oid, oid) != NULL;
 }
 
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)

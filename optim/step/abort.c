@@ -64,14 +64,12 @@ void ht_opt_show_all(struct ht_root *root)
 
 int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
-    struct ht_optim_steer anyone = {.claim = 0};
     struct ht_root *root;
     bool spare = false;
     int shown = 0, rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;
-    by = by ? by : &anyone;
     rc = quiesce_root(root, by, &spare);
     if (by->refused) {
         ht_opt_step_leave(root);
@@ -98,9 +96,4 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     ht_opt_step_leave(root);
     HT_VERIFY(ht_optim_verify(o));
     return rc ? rc : shown;
-}
-
-int ht_optim_abort(struct ht_optim *o, uint64_t id)
-{
-    return ht_optim_abort_by(o, id, NULL);
 }

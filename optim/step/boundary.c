@@ -7,9 +7,7 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
-#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 /* What the boundary asks for of each parameter with a gradient. */
@@ -133,16 +131,12 @@ static int check_boundary(struct ht_root *root, unsigned demand, struct partial 
  */
 static void end_deciding(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    struct ht_waiter *chain = NULL;
-
     if (!root->deciding)
         return;
     root->deciding = false;
-    ht_list_for_each(pos, &root->params)
-        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
     notify_changed(root->o);
     unlock(root->o);
-    ht_opt_wake(chain);
+    ht_opt_wake_readers(root);
     lock(root->o);
 }
 

@@ -110,14 +110,13 @@ static bool hand_over(struct ht_root *root)
 
 int ht_optim_step_async_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
-    struct ht_optim_steer anyone = {.claim = 0};
     struct ht_root *root;
     uint64_t ticket = 0;
     int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;
-    rc = ht_opt_boundary_request(root, by ? by : &anyone, &ticket);
+    rc = ht_opt_boundary_request(root, by, &ticket);
     if (rc) {
         ht_opt_step_leave(root);
         return rc;
@@ -128,11 +127,6 @@ int ht_optim_step_async_by(struct ht_optim *o, uint64_t id, struct ht_optim_stee
     ht_opt_inval_wait(o, ticket);
     unlock(o);
     return 0;
-}
-
-int ht_optim_step_async(struct ht_optim *o, uint64_t id)
-{
-    return ht_optim_step_async_by(o, id, NULL);
 }
 
 void ht_opt_closers_join(struct ht_optim *o)

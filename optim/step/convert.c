@@ -115,18 +115,18 @@ static int make_objects(struct change *one)
 static int convert_one(const struct change *one, unsigned i)
 {
     struct ht_param *p = one->p;
-    struct ht_opt_coded from = {p->o->codecs, one->shape, one->was.kind[i], one->was.form[i], NULL};
-    struct ht_opt_coded to = from;
+    struct ht_opt_coded from, to;
 
     lock(p->o);
-    from.obj = !p->gone && p->cur.exists ? ht_obj_get(p->o->store, p->cur.oid[i]) : NULL;
+    bool there = !p->gone && p->cur.exists && !ht_opt_coded_get(p, i, &from);
     unlock(p->o);
-    if (!from.obj)
+    if (!there)
         return 0; /* its file was deleted: nothing is adopted */
+    to = from;
     to.form = one->layout.form[i];
     to.obj = one->obj[i];
     int rc = ht_opt_coded_convert(&from, &to);
-    ht_obj_put(from.obj);
+    ht_opt_coded_put(&from);
     return rc;
 }
 

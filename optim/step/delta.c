@@ -12,7 +12,7 @@
 #include "optim/rules/forms.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
-#include "optim/step/delta_note.h"
+#include "optim/step/step_priv.h"
 
 enum {
     RANGE_BYTES_MAX = 2 * HT_CHUNK_BYTES, /* two bytes of value and two of place, for each two bytes of a chunk */
@@ -127,12 +127,7 @@ static int need_object(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!s->recording || s->open)
         return s->recording ? 0 : -ESTALE;
     unlock(o);
-    struct ht_obj_attr attr = {
-        .oid = ht_store_new_id(o->store),
-        .chunk_bytes = HT_CHUNK_BYTES,
-        .obj_class = HT_CLASS_SCRATCH,
-    };
-    int rc = ht_obj_create(o->store, &attr, &obj);
+    int rc = ht_opt_object_create(o->store, 0, HT_CHUNK_BYTES, &obj);
     if (!rc)
         ht_obj_delete(obj, NULL);
     lock(o);

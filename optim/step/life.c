@@ -77,13 +77,7 @@ static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     ht_opt_totals_update(p);
     if (p->gone)
         return 0;
-    int rc = ht_obj_set_derived(p->obj, false); /* all is as it was published */
-    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++) {
-        p->state[i] = p->state[i] ? p->state[i] : ht_obj_get(p->o->store, p->cur.oid[i]);
-        rc = p->state[i] ? 0 : -ESTALE;
-    }
-    if (!rc)
-        rc = ht_opt_state_use(p, false);
+    int rc = ht_opt_state_load_as(p, false); /* all is as it was published */
     return rc ? rc : ht_opt_rewrites_reserve(p);
 }
 
@@ -335,7 +329,7 @@ static int make_optim(struct ht_store *s, const void *setup, void **out)
     o->threads = (unsigned)ht_min_u64(u->threads ? u->threads : thread_count(s), HT_THREADS_MAX);
     init_locks(o);
     init_lists(o);
-    ht_opt_step_numbers_begin(o);
+    o->last_step_number = ht_opt_random() >> 2; /* 62 bits, so that the numbers of a mount stay below 2^63 */
     struct ht_meta_client client = {
         .type_first = HT_REC_OPT_FIRST,
         .type_last = HT_REC_OPT_REDO_DEL,

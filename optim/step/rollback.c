@@ -406,13 +406,12 @@ static void report_rollback(struct ht_root *root, const struct ht_rollback *to)
 
 int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollback *to, struct ht_optim_steer *by)
 {
-    struct ht_optim_steer anyone = {.claim = 0};
     struct rollback r = {.to = to};
     int rc = ht_opt_step_enter(o, id, ht_opt_gate_take, &r.root);
 
     if (rc)
         return rc;
-    rc = to ? begin_rollback(r.root, by ? by : &anyone) : 0;
+    rc = to ? begin_rollback(r.root, by) : 0;
     if (rc || !to) {
         ht_opt_step_leave(r.root);
         return rc;

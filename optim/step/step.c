@@ -219,7 +219,6 @@ int ht_opt_step_end(struct ht_root *root, int rc, bool durable, struct ht_copy *
 /* A boundary, published when commit is set or durable_every says so. k: with a kept step, or NULL. */
 static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy *k, struct ht_optim_steer *by)
 {
-    struct ht_optim_steer anyone = {.claim = 0};
     uint64_t start = ht_now_ns();
     struct ht_root *root;
     int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
@@ -227,7 +226,6 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
     if (rc)
         return rc;
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
-    by = by ? by : &anyone;
     rc = ht_opt_boundary(root, commit, by);
     lock(o);
     bool durable = commit || ht_opt_step_durable(root, root->undurable);
@@ -244,13 +242,12 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_copy
 
 int ht_optim_prepare_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
-    struct ht_optim_steer anyone = {.claim = 0};
     struct ht_root *root;
     int rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
 
     if (rc)
         return rc;
-    rc = ht_opt_prepare(root, by ? by : &anyone);
+    rc = ht_opt_prepare(root, by);
     ht_opt_step_leave(root);
     return rc;
 }
@@ -263,16 +260,6 @@ int ht_optim_commit_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *b
 int ht_optim_step_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
     return end_step(o, id, false, NULL, by);
-}
-
-int ht_optim_commit(struct ht_optim *o, uint64_t id)
-{
-    return end_step(o, id, true, NULL, NULL);
-}
-
-int ht_optim_step(struct ht_optim *o, uint64_t id)
-{
-    return end_step(o, id, false, NULL, NULL);
 }
 
 int ht_optim_snapshot_by(struct ht_optim *o, uint64_t id, const char *name, struct ht_optim_steer *by)

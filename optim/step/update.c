@@ -22,9 +22,7 @@
 #include "optim/state/root.h"
 #include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
-#include "optim/gradient/ortho.h"
 #include "optim/redo/logged.h"
-#include "optim/step/delta_note.h"
 #include "optim/step/step_priv.h"
 
 struct job {
@@ -54,11 +52,6 @@ static unsigned add_chunk(struct ht_batch_pin *l, struct ht_obj *obj, uint64_t i
     return l->count++;
 }
 
-static uint64_t grad_begin(const struct ht_range *r)
-{
-    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
-}
-
 /* Bytes of an object of state, or of sums (which are like state in f32). */
 static uint64_t state_bytes(const struct job *j, uint8_t kind, uint8_t form)
 {
@@ -84,7 +77,7 @@ static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, uint8
 static void add_gradient(struct job *j)
 {
     const struct ht_param *p = j->range->param;
-    uint64_t begin = grad_begin(j->range), end = begin + ht_opt_range_grad_bytes(p, j->range->index);
+    uint64_t begin = ht_opt_range_grad_begin(j->range), end = begin + ht_opt_range_grad_bytes(p, j->range->index);
 
     j->grad_at = j->pin.count;
     j->grad_first = begin / p->shape.chunk_bytes;
@@ -198,7 +191,7 @@ static bool is_complete(const struct job *j)
     const struct ht_range *r = j->range;
     const struct ht_param *p = r->param;
     uint64_t elements = ht_opt_range_elements(&p->shape, r->index), before = j->grad_first * p->shape.chunk_bytes;
-    uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index);
+    uint64_t grad_end = ht_opt_range_grad_begin(r) + ht_opt_range_grad_bytes(p, r->index);
     bool update = j->work & HT_WORK_UPDATE;
 
     if (update &&
@@ -224,25 +217,26 @@ static bool is_complete(const struct job *j)
 static const uint8_t *written_at(const struct job *j, uint64_t e, uint64_t *n)
 {
     const struct ht_param_shape *shape = &j->range->param->shape;
-    uint64_t byte = grad_begin(j->range) + e * shape->g_bytes, in_chunk = byte % shape->chunk_bytes;
+    uint64_t byte = ht_opt_range_grad_begin(j->range) + e * shape->g_bytes, in_chunk = byte % shape->chunk_bytes;
 
     *n = ht_min_u64(*n, (shape->chunk_bytes - in_chunk) / shape->g_bytes);
     return j->pin.chunk[j->grad_at + (byte / shape->chunk_bytes - j->grad_first)].data + in_chunk;
 }
 
-static float *summed_at(const struct job *j, uint64_t e, uint64_t *n)
+/* Address of element e in the floats that begin at this place; *n is cut to the contiguous part. */
+static float *float_at(const struct job *j, unsigned place, uint64_t e, uint64_t *n)
 {
     uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
 
     *n = ht_min_u64(*n, per_chunk - at);
-    return (float *)(void *)j->pin.chunk[j->sum_at + e / per_chunk].data + at;
+    return (float *)(void *)j->pin.chunk[place + e / per_chunk].data + at;
 }
 
 static const void *gradient_at(const struct job *j, uint64_t e, uint64_t *n)
 {
     if (j->second)
         return j->pin.chunk[j->grad_at].data + 2 * e;
-    return j->summed ? (const void *)summed_at(j, e, n) : written_at(j, e, n);
+    return j->summed ? (const void *)float_at(j, j->sum_at, e, n) : written_at(j, e, n);
 }
 
 static uint8_t gradient_dtype(const struct job *j)
@@ -262,7 +256,7 @@ static void add_gradient_to_sum(struct job *j)
         j->added += end - e;
         while (e < end) {
             uint64_t n = end - e;
-            float *sum = summed_at(j, e, &n);
+            float *sum = float_at(j, j->sum_at, e, &n);
             const uint8_t *g = written_at(j, e, &n);
             r->param->o->kernels->add(sum, g, shape->grad_dtype, n, !r->added);
             e += n;
@@ -348,15 +342,6 @@ static void close_window(const struct job *j, struct window *w)
         turn_masters(j, w, true);
 }
 
-/* Elements from e on that are contiguous in this state, and their address. */
-static float *state_run(const struct job *j, unsigned s, uint64_t e, uint64_t *n)
-{
-    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
-
-    *n = ht_min_u64(*n, per_chunk - at);
-    return (float *)(void *)j->pin.chunk[j->state_at[s] + e / per_chunk].data + at;
-}
-
 /* The longest run from element e on that is contiguous in every array, and its addresses. */
 static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64_t end, struct ht_update *out)
 {
@@ -375,9 +360,9 @@ static uint64_t run_at(const struct job *j, struct window *w, uint64_t e, uint64
         if (!uses_state(j, s))
             continue;
         if (layout->kind[s] == HT_STATE_MASTER)
-            out->master = state_run(j, s, e, &n);
+            out->master = float_at(j, j->state_at[s], e, &n);
         else
-            out->state[s] = w && w->decoded[s] ? w->state[s] + (e - w->first) : state_run(j, s, e, &n);
+            out->state[s] = w && w->decoded[s] ? w->state[s] + (e - w->first) : float_at(j, j->state_at[s], e, &n);
     }
     return n;
 }
@@ -477,7 +462,7 @@ static void stir_range(struct job *j)
             open_window(j, &w, e);
         n = windows ? w.end - e : end - e;
         const void *g = gradient_at(j, e, &n);
-        float *m = windows ? w.state[0] + (e - w.first) : state_run(j, 0, e, &n);
+        float *m = windows ? w.state[0] + (e - w.first) : float_at(j, j->state_at[0], e, &n);
         j->nonfinite += p->o->kernels->stir(&p->scalars, m, g, gradient_dtype(j), u + e, n);
         if (windows && e + n == w.end)
             close_window(j, &w);
@@ -679,9 +664,7 @@ static void end_job(struct job *j, uint64_t ns)
 {
     struct ht_range *r = j->range;
     struct ht_param *p = r->param;
-    struct ht_root *root = p->root;
     struct ht_optim *o = p->o;
-    struct ht_waiter *chain = NULL;
 
     bool again = j->err && end_failed(j);
     lock(o);
@@ -691,7 +674,7 @@ static void end_job(struct job *j, uint64_t ns)
     }
     if (!j->err && settle_sum(j)) {
         count_job(j, ns);
-        ht_opt_range_ran(root);
+        ht_opt_range_ran(p->root);
         j->range = NULL;
         notify_changed(o);
         unlock(o);
@@ -711,18 +694,8 @@ static void end_job(struct job *j, uint64_t ns)
             settle_range(j);
     }
     trace_job(j); /* before a waiter goes on */
-    p->pending--;
-    root->pending--;
-    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
-    ht_opt_take_waiters(p, &chain);
-    unlock(o);
-    ht_opt_wake(chain);
-    lock(o);
-    ht_opt_range_ran(root);
-    ht_opt_param_reclaim(p);
-    p->refs--;
+    ht_opt_range_ended(r, j->work);
     j->range = NULL;
-    notify_changed(o);
     unlock(o);
 }
 

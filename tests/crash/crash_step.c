@@ -70,7 +70,7 @@ static void work(struct harness *k, const struct history *h, uint64_t root, uint
     for (unsigned i = 0; i < PARAMS * h->passes; i++)
         (h->sparse ? harness_sparse_gradient : harness_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
     if (h->phases)
-        ck_assert_int_eq(ht_optim_prepare_by(k->optim, root, NULL), 0);
+        ck_assert_int_eq(ht_optim_prepare_by(k->optim, root, &(struct ht_optim_steer){0}), 0);
     for (unsigned i = 0; h->phases && i < PARAMS; i++)
         if (shapes[i])
             harness_ortho(k, root, &params[i]);

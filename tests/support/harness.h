@@ -10,6 +10,7 @@
 #include "fs/participants/participants.h"
 #include "optim/optim.h"
 #include "tests/support/recorder.h"
+#include "tests/support/steps.h"
 #include "tiering/api/store.h"
 
 struct harness {

@@ -18,7 +18,7 @@ static void setup(void)
     harness_format(&k, 1, DEVICE_BYTES, 512);
     ck_assert_int_eq(harness_open(&k, 2), 0);
     root = harness_model(&k, "model", &param, 1, "sgd lr=1");
-    ck_assert_int_eq(ht_optim_snapshot_by(k.optim, root, "kept", NULL), 0);
+    ck_assert_int_eq(ht_optim_snapshot_by(k.optim, root, "kept", &(struct ht_optim_steer){0}), 0);
 }
 
 static void teardown(void)

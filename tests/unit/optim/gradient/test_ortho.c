@@ -219,7 +219,7 @@ static void call_not_finite(unsigned i)
 
 static void call_prepare(void)
 {
-    ck_assert_int_eq(ht_optim_prepare_by(w.o, ROOT, NULL), 0);
+    ck_assert_int_eq(ht_optim_prepare_by(w.o, ROOT, &(struct ht_optim_steer){0}), 0);
     prepared |= fixture_stat(&w).open;
 }
 

@@ -162,7 +162,7 @@ TEST(a_rollback_that_fails_after_a_failed_replay_says_that_the_model_is_not_back
     fixture_crash(&w);
     fixture_mount(&w);
     ht_event_set_sink(note_events, NULL);
-    ck_assert_int_eq(ht_optim_rollback_by(w.o, ROOT, &to, NULL), -ENOSPC);
+    ck_assert_int_eq(ht_optim_rollback_by(w.o, ROOT, &to, &(struct ht_optim_steer){0}), -ENOSPC);
     ht_event_set_sink(NULL, NULL);
     ck_assert_ptr_nonnull(strstr(aborted.text, "a rollback failed: No space left on device; so did taking it back"));
     ck_assert_uint_eq(not_reserved, 0);

@@ -11,6 +11,7 @@
 #include "optim/optim.h"
 #include "tests/support/dev.h"
 #include "tests/support/memory.h"
+#include "tests/support/steps.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
@@ -507,8 +508,8 @@ static inline void check_param(struct fixture *w, const struct test_param *p)
         return;
     struct ht_optim_config c = fixture_config(w->config);
     const float *state[] = {p->m, p->v};
-    uint8_t kind[HT_KERNEL_STATES_MAX];
-    for (unsigned i = 0; i < ht_rule_of(c.rule)->states(&c, kind); i++)
+    const uint8_t *kind = ht_kernel_kinds(ht_rule_kernel(&c));
+    for (unsigned i = 0; i < ht_kernel_states(ht_rule_kernel(&c)); i++)
         ck_assert_msg(same_state(w, p, ht_state_word(kind[i]), state[i]), "%s of %llu differs", ht_state_word(kind[i]),
                       (unsigned long long)p->oid);
     ck_assert(dtype_bytes(p->dtype) != 2 || same_state(w, p, "master", p->master));

@@ -356,8 +356,9 @@ static void code_model(unsigned i, unsigned bits, uint32_t salt)
     const struct test_param *p = &w.param[i];
     struct ht_optim_config config = fixture_config(w.config);
     uint32_t range = ht_obj_chunk_bytes(p->obj) / (uint32_t)dtype_bytes(p->dtype);
-    uint8_t *codes = calloc(1, range * 4 + 64 + range / 32), kind[HT_KERNEL_STATES_MAX];
-    unsigned states = ht_rule_of(config.rule)->states(&config, kind), form = form_of(bits);
+    uint8_t *codes = calloc(1, range * 4 + 64 + range / 32);
+    const uint8_t *kind = ht_kernel_kinds(ht_rule_kernel(&config));
+    unsigned states = ht_kernel_states(ht_rule_kernel(&config)), form = form_of(bits);
     float *state[] = {p->m, p->v};
 
     for (uint64_t at = 0; at < p->n; at += range) {
