@@ -3,11 +3,9 @@
 #pragma once
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/engine/engine.h"
 #include "tiering/engine/move.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };

@@ -3,11 +3,9 @@
 #pragma once
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
-#include "tiering/engine/engine.h"
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/fixture.h"
