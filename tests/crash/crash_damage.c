@@ -161,11 +161,6 @@ static void restore(void)
     memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
 }
 
-static void restore_all(void)
-{
-    memcpy(bytes_of_device(), base, SAMPLE_DEVICE_BYTES);
-}
-
 /* ------------------------------------------------------------------ verdict */
 
 static bool same_items(struct sample_items *now)
@@ -419,7 +414,7 @@ static void (*const damage[])(uint64_t *rnd) = {damage_bytes, zero_range, mispla
 
 static void damage_anew(uint64_t rnd)
 {
-    restore_all();
+    memcpy(bytes_of_device(), base, SAMPLE_DEVICE_BYTES);
     for (uint64_t times = 1 + rnd_below(&rnd, 3); times > 0; times--)
         damage[rnd_below(&rnd, HT_ARRAY_SIZE(damage))](&rnd);
 }

@@ -70,12 +70,6 @@ struct fixture {
 
 /* ------------------------------------------------------------------- work */
 
-static void fill(uint8_t *buf, uint32_t round)
-{
-    for (size_t i = 0; i < BYTES; i += 4)
-        memcpy(buf + i, &round, 4);
-}
-
 /* The round that all of the block bears, or -1. */
 static int64_t round_of(const uint8_t *block)
 {
@@ -87,7 +81,8 @@ static int64_t round_of(const uint8_t *block)
 
 static bool write_all(struct ht_obj *o, uint8_t *buf, uint32_t round)
 {
-    fill(buf, round);
+    for (size_t i = 0; i < BYTES; i += 4)
+        memcpy(buf + i, &round, 4);
     return ht_obj_write(o, 0, buf, BYTES) == BYTES;
 }
 

@@ -126,13 +126,6 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
     walk_end(&x->inner);
 }
 
-static void forget_after_recovery(struct recording *rec)
-{
-    for (size_t i = 0; i < rec->count; i++)
-        if (rec->entry[i].mark)
-            rec->count = i;
-}
-
 /* Engines begin with a mount. Not in each state: deduplication takes as long as all the rest. */
 static const char *work_in_background(struct explorer *x)
 {
@@ -180,7 +173,9 @@ static const char *check_state(struct explorer *x, enum state_kind kind)
     ck_assert_int_eq(recorder_stop(x->k.dev[0]), 0);
     if (!wrong) {
         recording_load(&rec, x->log_path);
-        forget_after_recovery(&rec);
+        for (size_t i = 0; i < rec.count; i++)
+            if (rec.entry[i].mark)
+                rec.count = i;
         x->noise = kind == STATE_NOISE;
         cut_recovery(x, &rec, began);
         recording_free(&rec);
@@ -215,17 +210,6 @@ static void open_explorer(struct explorer *x, const struct crash_scenario *s, st
     x->k.dev_count = s->script->devices;
     for (unsigned i = 0; i < x->k.dev_count; i++)
         ck_assert_int_eq(dev_open_ram(SCENARIO_DEVICE_BYTES, s->script->lba, &x->k.dev[i]), 0);
-}
-
-static void close_explorer(struct explorer *x)
-{
-    x->f->contents = x->contents.count;
-    close(x->log_fd);
-    harness_free(&x->k);
-    kept_free(&x->began);
-    u64_set_free(&x->images);
-    u64_set_free(&x->shapes);
-    u64_set_free(&x->contents);
 }
 
 /* One pass over all points. False: it shall be the last. */
@@ -291,7 +275,13 @@ TEST_LOOP(every_state_recovers, (int)scenario_script_count)
     for (uint64_t i = 0; i < seeds; i++)
         if (!explore(&x, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i))
             break;
-    close_explorer(&x);
+    x.f->contents = x.contents.count;
+    close(x.log_fd);
+    harness_free(&x.k);
+    kept_free(&x.began);
+    u64_set_free(&x.images);
+    u64_set_free(&x.shapes);
+    u64_set_free(&x.contents);
     f->ns = ht_now_ns() - began;
     recording_free(&rec);
     free(base);

@@ -44,13 +44,6 @@ static void check_object(const char *p)
     MUST(p[1] == '\n' && p[2] == '\0');
 }
 
-static void check_printable(const char *text, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        MUST((unsigned char)text[i] >= 0x20 || (text[i] == '\n' && i + 1 == len));
-    MUST(len > 0 && text[len - 1] == '\n' && !memchr(text, 0x7f, len));
-}
-
 /* ------------------------------------------------------------------- input */
 
 /* Returns the line on stdout: as a row of the table, or as JSON if it is NULL. */
@@ -84,7 +77,9 @@ static void check_output(const struct ht_cmd_line *l)
         if (!table)
             continue;
         text = output_of(l, table, &len);
-        check_printable(text, len);
+        for (size_t at = 0; at < len; at++)
+            MUST((unsigned char)text[at] >= 0x20 || (text[at] == '\n' && at + 1 == len));
+        MUST(len > 0 && text[len - 1] == '\n' && !memchr(text, 0x7f, len));
         free(text);
     }
     text = output_of(l, NULL, &len);

@@ -59,13 +59,6 @@ static void run_path(const char *path)
     free(entry);
 }
 
-static void check_memory(void)
-{
-    struct rusage usage;
-
-    MUST(getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss <= RSS_KIB_MAX);
-}
-
 int main(int argc, char **argv)
 {
     const char *name = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
@@ -80,7 +73,8 @@ int main(int argc, char **argv)
         snprintf(corpus, sizeof(corpus), "tests/fuzz/corpus/%s", name + 5);
         run_path(corpus);
     }
-    check_memory();
+    struct rusage usage;
+    MUST(getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss <= RSS_KIB_MAX);
     printf("figures: %s: %u inputs\n", name, runs);
     return runs ? 0 : 1;
 }

@@ -168,18 +168,6 @@ static void put_compressed(struct ht_encoder *e, const char *name, content_fn fi
     put_seed("frame", name, seed, WANT_BYTES + (size_t)len);
 }
 
-static void put_all_compressed(void)
-{
-    struct ht_encoder *e;
-
-    MUST(ht_encoder_new(&e) == 0);
-    put_compressed(e, "bf16", content_bf16);
-    put_compressed(e, "f32", content_f32);
-    put_compressed(e, "text", content_text);
-    put_compressed(e, "zeros", content_zeros);
-    ht_encoder_free(e);
-}
-
 /* ------------------------------------------------- summary of a logged step */
 
 static void put_logged_param(struct ht_buf *out, uint64_t object, uint64_t elements, uint8_t dtype, uint8_t grad_dtype)
@@ -322,7 +310,13 @@ int main(int argc, char **argv)
     put_hostile();
     harness_free(&k);
     put_frames();
-    put_all_compressed();
+    struct ht_encoder *e;
+    MUST(ht_encoder_new(&e) == 0);
+    put_compressed(e, "bf16", content_bf16);
+    put_compressed(e, "f32", content_f32);
+    put_compressed(e, "text", content_text);
+    put_compressed(e, "zeros", content_zeros);
+    ht_encoder_free(e);
     put_logged("plain", false, 0);
     put_logged("coded", true, 0);
     put_logged("sections", true, 2);

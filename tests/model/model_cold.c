@@ -23,7 +23,6 @@
 #include "tiering/api/stats.h"
 #include "tiering/base/hash.h"
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 
 enum { MIB = 1 << 20, DEVICE_BYTES = 64 * MIB, CHUNKS = 4, MOST = CHUNKS * MIB };
 enum { OPERATIONS = 120, SEEDS = 6, NAMED = 3, LEASE = 7 };

@@ -153,14 +153,6 @@ static void train(unsigned without)
     seen.full += !logged;
 }
 
-static void wait_for_replay(void)
-{
-    while (fixture_stat(&w).replay_steps_left && !told)
-        usleep(1000);
-    ck_assert_msg(!told, "a replay has no room");
-    ht_optim_recovered(w.o);
-}
-
 static void mount_and_fill(void)
 {
     fixture_mount_and_go_on(&w);
@@ -196,14 +188,11 @@ static void crash(void)
         mount_and_fill();
     else
         fixture_mount_and_go_on(&w);
-    wait_for_replay();
+    while (fixture_stat(&w).replay_steps_left && !told)
+        usleep(1000);
+    ck_assert_msg(!told, "a replay has no room");
+    ht_optim_recovered(w.o);
     seen.crashes++;
-}
-
-static void remount_in_order(void)
-{
-    ck_assert_int_eq(ht_optim_finish(w.o), 0);
-    remount();
 }
 
 static void work(void)
@@ -219,7 +208,8 @@ static void work(void)
         crash();
         break;
     case 4:
-        remount_in_order();
+        ck_assert_int_eq(ht_optim_finish(w.o), 0);
+        remount();
         break;
     case 5:
         ck_assert_int_eq(ht_store_checkpoint(w.s), 0);

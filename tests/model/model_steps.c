@@ -181,12 +181,6 @@ static void end_step(void)
     seen.full += !logged;
 }
 
-static void whole_step(void)
-{
-    if (send_gradients())
-        end_step();
-}
-
 /* --------------------------------------------------------- no steps: writes */
 
 static void write_param(void)
@@ -276,14 +270,6 @@ static void leave_something_open(void)
         send_gradients();
 }
 
-static void abort_step(void)
-{
-    leave_something_open();
-    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
-    take_back();
-    seen.aborts++;
-}
-
 static void crash(void)
 {
     leave_something_open();
@@ -319,7 +305,10 @@ static void work(void)
 {
     switch (below(16)) {
     case 0:
-        abort_step();
+        leave_something_open();
+        ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+        take_back();
+        seen.aborts++;
         break;
     case 1:
         crash();
@@ -334,7 +323,8 @@ static void work(void)
         below(2) ? commit_writes() : write_something();
         break;
     default:
-        whole_step();
+        if (send_gradients())
+            end_step();
         break;
     }
 }

@@ -104,14 +104,6 @@ static const char *error_name(int error)
     return name ? name : "?";
 }
 
-static void say_result(long rc, int error)
-{
-    if (rc < 0)
-        say(" = %s", error_name(error));
-    else
-        say(" = %ld", rc);
-}
-
 /* ----------------------------------------------------------------- choices */
 
 static uint64_t rnd;
@@ -209,13 +201,6 @@ static uint64_t draw_offset(void)
     return step * below(200000 / step);
 }
 
-static mode_t draw_mode(void)
-{
-    static const mode_t usual[] = {0644, 0755, 0777, 0777, 0777, 0666, 0700, 02775, 01777, 0640, 0};
-
-    return once_in(8) ? (mode_t)below(010000) : usual[below(COUNT_OF(usual))];
-}
-
 static int draw_id(bool group)
 {
     const struct user *u = &users[below(COUNT_OF(users))];
@@ -235,7 +220,8 @@ static void draw(struct call *c, bool folder)
     c->off = draw_offset();
     c->len = once_in(8) ? below(DATA_BYTES) : below(10000);
     c->pick = rnd_next(&rnd);
-    c->mode = draw_mode();
+    static const mode_t usual[] = {0644, 0755, 0777, 0777, 0777, 0666, 0700, 02775, 01777, 0640, 0};
+    c->mode = once_in(8) ? (mode_t)below(010000) : usual[below(COUNT_OF(usual))];
     c->uid = draw_id(false);
     do
         c->gid = draw_id(true);
@@ -317,20 +303,16 @@ static long call_tmpfile(const struct call *c)
     return keep(openat(at_of(c, 0), c->path[0], f, c->mode), c->slot[0]);
 }
 
-static long call_mkdir(const struct call *c)
-{
-    return mkdirat(at_of(c, 0), c->path[0], c->mode);
-}
+/* Calls of one expression. */
+#define CALL(name, expression)             \
+    static long name(const struct call *c) \
+    {                                      \
+        return expression;                 \
+    }
 
-static long call_rmdir(const struct call *c)
-{
-    return unlinkat(at_of(c, 0), c->path[0], AT_REMOVEDIR);
-}
-
-static long call_unlink(const struct call *c)
-{
-    return unlinkat(at_of(c, 0), c->path[0], 0);
-}
+CALL(call_mkdir, mkdirat(at_of(c, 0), c->path[0], c->mode))
+CALL(call_rmdir, unlinkat(at_of(c, 0), c->path[0], AT_REMOVEDIR))
+CALL(call_unlink, unlinkat(at_of(c, 0), c->path[0], 0))
 
 static long call_rename(const struct call *c)
 {
@@ -349,16 +331,10 @@ static long call_link(const struct call *c)
     return linkat(at_of(c, 0), c->path[0], at_of(c, 1), c->path[1], f);
 }
 
-static long call_link_open(const struct call *c)
-{
-    return linkat(fd_of(c, 0), "", at_of(c, 1), c->path[1], AT_EMPTY_PATH);
-}
+CALL(call_link_open, linkat(fd_of(c, 0), "", at_of(c, 1), c->path[1], AT_EMPTY_PATH))
 
 /* The second path is the text. */
-static long call_symlink(const struct call *c)
-{
-    return symlinkat(c->path[1], at_of(c, 0), c->path[0]);
-}
+CALL(call_symlink, symlinkat(c->path[1], at_of(c, 0), c->path[0]))
 
 static long call_readlink(const struct call *c)
 {
@@ -386,15 +362,8 @@ static long call_mknod(const struct call *c)
     return mknodat(at_of(c, 0), c->path[0], type | c->mode, part(c, 1, 2) ? makedev(4095, 7) : makedev(4095, 0xfffff));
 }
 
-static long call_chmod(const struct call *c)
-{
-    return fchmodat(at_of(c, 0), c->path[0], c->mode, 0);
-}
-
-static long call_fchmod(const struct call *c)
-{
-    return fchmod(fd_of(c, 0), c->mode);
-}
+CALL(call_chmod, fchmodat(at_of(c, 0), c->path[0], c->mode, 0))
+CALL(call_fchmod, fchmod(fd_of(c, 0), c->mode))
 
 static long call_chown(const struct call *c)
 {
@@ -559,10 +528,7 @@ static long call_readdir(const struct call *c)
 }
 
 /* A name that is a directory, in the slots: without it most calls on directories would find none. */
-static long call_open_dir(const struct call *c)
-{
-    return keep(openat(at_of(c, 0), c->path[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC), c->slot[0]);
-}
+CALL(call_open_dir, keep(openat(at_of(c, 0), c->path[0], O_RDONLY | O_DIRECTORY | O_CLOEXEC), c->slot[0]))
 
 static long call_close(const struct call *c)
 {
@@ -738,10 +704,7 @@ static long call_sendfile(const struct call *c)
     return sendfile(fd_of(c, 1), fd_of(c, 0), &off, c->len);
 }
 
-static long call_sync(const struct call *c)
-{
-    return part(c, 0, 2) ? fsync(fd_of(c, 0)) : fdatasync(fd_of(c, 0));
-}
+CALL(call_sync, part(c, 0, 2) ? fsync(fd_of(c, 0)) : fdatasync(fd_of(c, 0)))
 
 static long call_flock(const struct call *c)
 {
@@ -786,10 +749,7 @@ static long call_umask(const struct call *c)
     return umask(masks[part(c, 0, COUNT_OF(masks))]);
 }
 
-static long call_chdir(const struct call *c)
-{
-    return chdir(part(c, 0, 2) ? "/" : c->path[0]);
-}
+CALL(call_chdir, chdir(part(c, 0, 2) ? "/" : c->path[0]))
 
 /* Handles of files, which must find the same file again, or report that it is gone. */
 static struct kept_handle {
@@ -1166,7 +1126,10 @@ static void step(void)
     long rc = k->run(&c);
     int error = errno;
     become(&users[0]);
-    say_result(rc, error);
+    if (rc < 0)
+        say(" = %s", error_name(error));
+    else
+        say(" = %ld", rc);
     if (rc >= 0)
         learn(k, &c);
     if (timed) {
@@ -1252,13 +1215,6 @@ static void remember(const char *text)
         fputs(text, stdout);
 }
 
-static void show_remembered(void)
-{
-    fflush(stdout);
-    for (uint64_t i = shown_count > SHOWN ? shown_count - SHOWN : 0; i < shown_count; i++)
-        fputs(shown[i % SHOWN], stderr);
-}
-
 static int compare_sides(struct side *sides)
 {
     char *said[SIDES];
@@ -1267,7 +1223,9 @@ static int compare_sides(struct side *sides)
         for (int i = 0; i < SIDES; i++)
             said[i] = next_line(&sides[i]);
         if (!said[0] != !said[1] || (said[0] && strcmp(said[0], said[1]))) {
-            show_remembered();
+            fflush(stdout);
+            for (uint64_t i = shown_count > SHOWN ? shown_count - SHOWN : 0; i < shown_count; i++)
+                fputs(shown[i % SHOWN], stderr);
             for (int i = 0; i < SIDES; i++)
                 fprintf(stderr, "%s: %s\n", sides[i].folder, said[i] ? said[i] : "(nothing more)");
             fprintf(stderr, "differ: --seed=%llu\n", (unsigned long long)seed);

@@ -163,11 +163,6 @@ static uint64_t below(uint64_t n)
     return rnd_below(&rnd, n);
 }
 
-static struct file *any_file(void)
-{
-    return &files[rnd_once_in(&rnd, 4)];
-}
-
 static struct descriptor *any_descriptor(struct file *f)
 {
     return &f->d[below((uint64_t)f->count)];
@@ -254,35 +249,21 @@ static int make_pieces(struct iovec *v, uint8_t *at, uint64_t len)
     return n;
 }
 
-static ssize_t put(const struct descriptor *d, uint8_t *from, uint64_t len, uint64_t off)
+static ssize_t transfer(const struct descriptor *d, bool writes, uint8_t *bytes, uint64_t len, uint64_t off)
 {
     struct iovec v[3];
 
     switch (d->direct ? 0 : below(3)) {
-    case 1:
-        return pwritev(d->fd, v, make_pieces(v, from, len), (off_t)off);
-    case 2:
-        if (lseek(d->fd, (off_t)off, SEEK_SET) != (off_t)off)
-            FAIL_ERRNO("lseek");
-        return write(d->fd, from, len);
-    default:
-        return pwrite(d->fd, from, len, (off_t)off);
+    case 1: {
+        int pieces = make_pieces(v, bytes, len);
+        return writes ? pwritev(d->fd, v, pieces, (off_t)off) : preadv(d->fd, v, pieces, (off_t)off);
     }
-}
-
-static ssize_t take(const struct descriptor *d, uint8_t *to, uint64_t len, uint64_t off)
-{
-    struct iovec v[3];
-
-    switch (d->direct ? 0 : below(3)) {
-    case 1:
-        return preadv(d->fd, v, make_pieces(v, to, len), (off_t)off);
     case 2:
         if (lseek(d->fd, (off_t)off, SEEK_SET) != (off_t)off)
             FAIL_ERRNO("lseek");
-        return read(d->fd, to, len);
+        return writes ? write(d->fd, bytes, len) : read(d->fd, bytes, len);
     default:
-        return pread(d->fd, to, len, (off_t)off);
+        return writes ? pwrite(d->fd, bytes, len, (off_t)off) : pread(d->fd, bytes, len, (off_t)off);
     }
 }
 
@@ -301,7 +282,7 @@ static void do_write(struct file *f)
     }
     note("%s write  0x%llx + 0x%llx, %s", name_of(f), (unsigned long long)off, (unsigned long long)len, kind_of(d));
     fill(from, off, len);
-    ssize_t n = put(d, from, len, off);
+    ssize_t n = transfer(d, true, from, len, off);
     if (n != (ssize_t)len)
         fail("write returned %zd: %s", n, n < 0 ? strerror(errno) : "short");
     fill(f->copy + off, off, len);
@@ -314,7 +295,7 @@ static void read_and_compare(struct file *f, struct descriptor *d, uint64_t off,
     uint8_t *to = any_memory(d);
 
     memset(to, 0xee, len);
-    ssize_t n = take(d, to, len, off);
+    ssize_t n = transfer(d, false, to, len, off);
     if (n != (ssize_t)want)
         fail("read returned %zd instead of %llu: %s", n, (unsigned long long)want, n < 0 ? strerror(errno) : "");
     compare(f, d->direct ? "read directly" : "read", to, off, want);
@@ -388,15 +369,6 @@ static void do_map_read(struct file *f)
     unmap_range(base, mapped);
 }
 
-/* Bytes after the end in the last page must not come to light when the file grows. */
-static void spoil_tail(struct file *f, uint8_t *at, uint64_t off, uint64_t len)
-{
-    uint64_t end = off + len, tail = (PAGE - end % PAGE) % PAGE;
-
-    if (pollute && end == f->size && tail > 0)
-        memset(at + len, 0xbb, tail);
-}
-
 static void do_map_write(struct file *f)
 {
     uint64_t off, len, mapped;
@@ -409,7 +381,10 @@ static void do_map_write(struct file *f)
     note("%s store  0x%llx + 0x%llx, %s%s", name_of(f), (unsigned long long)off, (unsigned long long)len,
          base ? "new mapping" : "old mapping", sync ? ", msync" : "");
     fill(at, off, len);
-    spoil_tail(f, at, off, len);
+    /* Bytes after the end in the last page must not come to light when the file grows. */
+    uint64_t end = off + len, tail = (PAGE - end % PAGE) % PAGE;
+    if (pollute && end == f->size && tail > 0)
+        memset(at + len, 0xbb, tail);
     if (sync && msync(at - off % PAGE, len + off % PAGE, MS_SYNC))
         FAIL_ERRNO("msync");
     fill(f->copy + off, off, len);
@@ -454,7 +429,7 @@ static void do_allocate(struct file *f)
 
 static void do_clone(struct file *f)
 {
-    struct file *to = any_file();
+    struct file *to = &files[rnd_once_in(&rnd, 4)];
     struct descriptor *in = any_but_append(f), *out = any_but_append(to);
     const struct descriptor *strict = in->direct ? in : out;
     uint64_t off, len, at;
@@ -610,7 +585,7 @@ static const struct {
 
 static void step(void)
 {
-    struct file *f = any_file();
+    struct file *f = &files[rnd_once_in(&rnd, 4)];
     unsigned sum = 0, at;
     size_t i = 0;
 

@@ -54,12 +54,6 @@ static uint64_t word_of(const struct rank *r, size_t kind, uint64_t tensor, uint
 
 /* ------------------------------------------------------------- transfers */
 
-static void submit(struct rank *r, struct iocb *cb)
-{
-    if (syscall(SYS_io_submit, r->context, 1, &cb) != 1)
-        die("io_submit");
-}
-
 /* Waits for one request. A short or failed request ends the program. */
 static void reap(struct rank *r, const char *path)
 {
@@ -104,7 +98,8 @@ static void transfer(struct rank *r, const char *path, bool writes, uint64_t byt
             .aio_nbytes = len,
             .aio_offset = (int64_t)off,
         };
-        submit(r, cb);
+        if (syscall(SYS_io_submit, r->context, 1, &cb) != 1)
+            die("io_submit");
     }
     for (; ended < begun; ended++)
         reap(r, path);
@@ -113,14 +108,6 @@ static void transfer(struct rank *r, const char *path, bool writes, uint64_t byt
 }
 
 /* ---------------------------------------------------------------- a step */
-
-static void fill(const struct rank *r, size_t kind, uint64_t tensor, uint64_t step)
-{
-    for (uint64_t i = 0; i < bytes_of(tensor); i += 8) {
-        uint64_t word = word_of(r, kind, tensor, step, i);
-        memcpy(r->buffer + i, &word, 8);
-    }
-}
 
 static void check(const struct rank *r, size_t kind, uint64_t tensor, uint64_t step, const char *path)
 {
@@ -144,15 +131,6 @@ static void swap_in(struct rank *r, size_t kind, uint64_t tensor, uint64_t step)
     check(r, kind, tensor, step, path);
 }
 
-static void swap_out(struct rank *r, size_t kind, uint64_t tensor, uint64_t step)
-{
-    char path[PATH_BYTES];
-
-    path_of(r, kind, tensor, path);
-    fill(r, kind, tensor, step);
-    transfer(r, path, true, bytes_of(tensor));
-}
-
 static void each_tensor(struct rank *r, void (*work)(struct rank *r, size_t kind, uint64_t tensor, uint64_t step),
                         uint64_t step)
 {
@@ -165,7 +143,13 @@ static void swap_both(struct rank *r, size_t kind, uint64_t tensor, uint64_t ste
 {
     if (step > 0)
         swap_in(r, kind, tensor, step - 1);
-    swap_out(r, kind, tensor, step);
+    char path[PATH_BYTES];
+    path_of(r, kind, tensor, path);
+    for (uint64_t i = 0; i < bytes_of(tensor); i += 8) {
+        uint64_t word = word_of(r, kind, tensor, step, i);
+        memcpy(r->buffer + i, &word, 8);
+    }
+    transfer(r, path, true, bytes_of(tensor));
 }
 
 static void *run_rank(void *arg)

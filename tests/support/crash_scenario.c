@@ -15,7 +15,6 @@
 #include "tiering/base/hash.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/check.h"
-#include "tiering/api/background.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 
@@ -164,24 +163,18 @@ static void note(struct crash_scenario *s)
             push(s, g, group_hash(&s->k, s->script->groups[g]));
 }
 
-static void acknowledge(struct crash_scenario *s)
-{
-    char text[32];
-
-    s->acks = realloc(s->acks, (s->ack_count + 1) * sizeof(*s->acks));
-    s->acks[s->ack_count++] = s->now;
-    snprintf(text, sizeof(text), "ack %zu", s->ack_count - 1);
-    if (s->recording)
-        ck_assert_int_eq(recorder_mark(s->k.dev[0], text), 0);
-}
-
 /* Acknowledges the present state of the group of this name; NULL: of everything outside models. */
 static void promise(struct crash_scenario *s, const char *name)
 {
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
         if (name ? group_has(s->script->groups[g], name) : is_outside(s->script->groups[g]))
             s->now.floor[g] = s->count[g] - 1;
-    acknowledge(s);
+    char text[32];
+    s->acks = realloc(s->acks, (s->ack_count + 1) * sizeof(*s->acks));
+    s->acks[s->ack_count++] = s->now;
+    snprintf(text, sizeof(text), "ack %zu", s->ack_count - 1);
+    if (s->recording)
+        ck_assert_int_eq(recorder_mark(s->k.dev[0], text), 0);
 }
 
 size_t scenario_ack_at(const struct recording *rec, size_t point)

@@ -23,6 +23,18 @@ enum {
     FRAME_BYTES = HT_BLOCK_BYTES,
 };
 
+/* Damages of one statement. */
+#define HARM(name, ...)                                               \
+    static void name(struct harness *k, const struct damage_ids *ids) \
+    {                                                                 \
+        __VA_ARGS__;                                                  \
+    }
+#define PUT(name, ...)                                               \
+    static void name(const struct damage_ids *ids, struct ht_buf *b) \
+    {                                                                \
+        __VA_ARGS__;                                                 \
+    }
+
 /* ----------------------------------------------------------------- the store */
 
 static int find_place(void *ctx, const struct ht_chunk_info *info)
@@ -62,16 +74,6 @@ static struct ht_super super_of(struct harness *k, unsigned dev)
     return sb;
 }
 
-static void append_to(struct ht_journal *j, const struct ht_buf *records, uint64_t epoch)
-{
-    uint64_t lsn;
-
-    ck_assert_int_eq(ht_journal_start(j, epoch), 0);
-    ck_assert_int_eq(ht_journal_append(j, records, &lsn), 0);
-    ck_assert_int_eq(ht_journal_sync(j, lsn), 0);
-    ht_journal_abandon(j);
-}
-
 void damage_append(struct harness *k, const struct ht_buf *records)
 {
     struct ht_super sb = super_of(k, 0);
@@ -94,7 +96,11 @@ void damage_append(struct harness *k, const struct ht_buf *records)
         .give_up = true,
     };
     ck_assert_int_eq(ht_journal_open(&c, true, &report, &j), 0);
-    append_to(j, records, sb.epoch);
+    uint64_t lsn;
+    ck_assert_int_eq(ht_journal_start(j, sb.epoch), 0);
+    ck_assert_int_eq(ht_journal_append(j, records, &lsn), 0);
+    ck_assert_int_eq(ht_journal_sync(j, lsn), 0);
+    ht_journal_abandon(j);
 }
 
 void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids)
@@ -117,6 +123,11 @@ static uint8_t *bytes_at(struct harness *k, unsigned dev, uint64_t offset)
     return (uint8_t *)ht_dev_ram_data(k->dev[dev]) + offset;
 }
 
+static uint8_t *block_at(struct harness *k, uint64_t block)
+{
+    return bytes_at(k, 0, block * HT_BLOCK_BYTES);
+}
+
 static uint8_t *super_copy(struct harness *k, unsigned dev, unsigned copy)
 {
     return bytes_at(k, dev, ht_super_offset(ht_dev_size(k->dev[dev]), copy));
@@ -131,30 +142,11 @@ static void set_field(uint8_t *copy, size_t at, uint32_t value)
                             HT_BLOCK_BYTES - offsetof(struct ht_disk_super, version), 0));
 }
 
-static void no_magic(struct harness *k, const struct damage_ids *ids)
-{
-    super_copy(k, 0, 1)[3] ^= 1;
-}
-
-static void bad_checksum(struct harness *k, const struct damage_ids *ids)
-{
-    super_copy(k, 0, 2)[2000] ^= 1;
-}
-
-static void other_version(struct harness *k, const struct damage_ids *ids)
-{
-    set_field(super_copy(k, 0, 2), offsetof(struct ht_disk_super, version), 99);
-}
-
-static void bad_field(struct harness *k, const struct damage_ids *ids)
-{
-    set_field(super_copy(k, 0, 0), offsetof(struct ht_disk_super, chunk_bytes), 12345);
-}
-
-static void other_store(struct harness *k, const struct damage_ids *ids)
-{
-    set_field(super_copy(k, 0, 1), offsetof(struct ht_disk_super, uuid), 1);
-}
+HARM(no_magic, super_copy(k, 0, 1)[3] ^= 1)
+HARM(bad_checksum, super_copy(k, 0, 2)[2000] ^= 1)
+HARM(other_version, set_field(super_copy(k, 0, 2), offsetof(struct ht_disk_super, version), 99))
+HARM(bad_field, set_field(super_copy(k, 0, 0), offsetof(struct ht_disk_super, chunk_bytes), 12345))
+HARM(other_store, set_field(super_copy(k, 0, 1), offsetof(struct ht_disk_super, uuid), 1))
 
 static void no_super(struct harness *k, unsigned dev)
 {
@@ -162,15 +154,8 @@ static void no_super(struct harness *k, unsigned dev)
         super_copy(k, dev, c)[100] ^= 1;
 }
 
-static void no_super_of_one(struct harness *k, const struct damage_ids *ids)
-{
-    no_super(k, 1);
-}
-
-static void no_super_at_all(struct harness *k, const struct damage_ids *ids)
-{
-    no_super(k, 0);
-}
+HARM(no_super_of_one, no_super(k, 1))
+HARM(no_super_at_all, no_super(k, 0))
 
 static void unknown_feature(struct harness *k, const struct damage_ids *ids)
 {
@@ -198,10 +183,7 @@ static uint8_t *log_at(struct harness *k, unsigned copy, uint64_t frame_from_sta
     return bytes_at(k, sb.log_device[copy], sb.log_offset[copy] + pos % sb.log_bytes);
 }
 
-static void bad_frame(struct harness *k, const struct damage_ids *ids)
-{
-    log_at(k, 1, 3)[50] ^= 1;
-}
+HARM(bad_frame, log_at(k, 1, 3)[50] ^= 1)
 
 static void bad_frame_in_both(struct harness *k, const struct damage_ids *ids)
 {
@@ -300,22 +282,12 @@ static void unknown_record(const struct damage_ids *ids, struct ht_buf *b)
 }
 
 /* Of a later version of names. */
-static void unknown_record_of_names(const struct damage_ids *ids, struct ht_buf *b)
-{
-    ht_record_put(b, HT_REC_NS_LAST, "abc", 3);
-}
-
-static void cut_record(const struct damage_ids *ids, struct ht_buf *b)
-{
-    ht_record_put(b, HT_REC_CHUNK, "abc", 3);
-}
+PUT(unknown_record_of_names, ht_record_put(b, HT_REC_NS_LAST, "abc", 3))
+PUT(cut_record, ht_record_put(b, HT_REC_CHUNK, "abc", 3))
 
 /* --------------------------------------------------------------------- names */
 
-static void no_root_dir(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_INODE_DEL, .ino = HT_NS_ROOT_INO});
-}
+PUT(no_root_dir, put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_INODE_DEL, .ino = HT_NS_ROOT_INO}))
 
 static void in_no_directory(const struct damage_ids *ids, struct ht_buf *b)
 {
@@ -323,20 +295,10 @@ static void in_no_directory(const struct damage_ids *ids, struct ht_buf *b)
     put_entry(b, NEW_INO + 1, NEW_INO, S_IFREG, "stray");
 }
 
-static void dangling(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFREG, "dang\033ling\302\233");
-}
-
-static void second_directory_name(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_entry(b, HT_NS_ROOT_INO, ids->below, S_IFDIR, "second");
-}
-
-static void attributes_of_nothing(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_XATTR, .ino = NEW_INO, .name = "user.a", .name_len = 6});
-}
+PUT(dangling, put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFREG, "dang\033ling\302\233"))
+PUT(second_directory_name, put_entry(b, HT_NS_ROOT_INO, ids->below, S_IFDIR, "second"))
+PUT(attributes_of_nothing,
+    put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_XATTR, .ino = NEW_INO, .name = "user.a", .name_len = 6}))
 
 static void no_target(const struct damage_ids *ids, struct ht_buf *b)
 {
@@ -350,10 +312,7 @@ static void nested_root(const struct damage_ids *ids, struct ht_buf *b)
     put_entry(b, ids->model, NEW_INO, S_IFDIR, "nested");
 }
 
-static void link_across_root(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_entry(b, HT_NS_ROOT_INO, ids->w, S_IFREG, "outside");
-}
+PUT(link_across_root, put_entry(b, HT_NS_ROOT_INO, ids->w, S_IFREG, "outside"))
 
 static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
 {
@@ -365,12 +324,10 @@ static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
 }
 
 /* A kept step without its directory. */
-static void kept_nowhere(const struct damage_ids *ids, struct ht_buf *b)
-{
+PUT(kept_nowhere,
     put_record(b,
                &(struct ht_ns_record){
-                   .type = HT_REC_NS_KEPT, .ino = NEW_INO, .root = ids->model, .step = 1, .name = "1", .name_len = 1});
-}
+                   .type = HT_REC_NS_KEPT, .ino = NEW_INO, .root = ids->model, .step = 1, .name = "1", .name_len = 1}))
 
 /* And the reverse: the directory of a kept step that no record names. */
 static void kept_unknown(const struct damage_ids *ids, struct ht_buf *b)
@@ -410,10 +367,7 @@ static void nameless_directory_of(struct ht_buf *b, uint64_t ino)
     put_entry(b, ino, ino + 1, S_IFREG, "kept");
 }
 
-static void nameless_directory(const struct damage_ids *ids, struct ht_buf *b)
-{
-    nameless_directory_of(b, NEW_INO);
-}
+PUT(nameless_directory, nameless_directory_of(b, NEW_INO))
 
 /* Names that fill half of the log. */
 static void many_long_names(const struct damage_ids *ids, struct ht_buf *b)
@@ -467,20 +421,9 @@ static void put_parameter(struct ht_buf *b, uint64_t oid, uint64_t root, uint64_
     ht_record_end(b, mark);
 }
 
-static void parameter_of_no_root(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_parameter(b, NEW_INO, NEW_INO + 1, 0);
-}
-
-static void parameter_without_file(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_parameter(b, NEW_INO, ids->model, 0);
-}
-
-static void wrong_state(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_parameter(b, ids->w, ids->model, ids->small);
-}
+PUT(parameter_of_no_root, put_parameter(b, NEW_INO, NEW_INO + 1, 0))
+PUT(parameter_without_file, put_parameter(b, NEW_INO, ids->model, 0))
+PUT(wrong_state, put_parameter(b, ids->w, ids->model, ids->small))
 
 static void put_logged_step(struct ht_buf *b, uint64_t root, uint64_t step, uint64_t oid)
 {
@@ -495,16 +438,10 @@ static void put_logged_step(struct ht_buf *b, uint64_t root, uint64_t step, uint
 }
 
 /* The model has no logged step; this one would be far ahead, and without gradients. */
-static void wrong_logged_step(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_logged_step(b, ids->model, 99, NEW_INO);
-}
+PUT(wrong_logged_step, put_logged_step(b, ids->model, 99, NEW_INO))
 
 /* The next step, if its object were no parameter. */
-static void logged_step_of_parameter(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_logged_step(b, ids->model, 3, ids->w);
-}
+PUT(logged_step_of_parameter, put_logged_step(b, ids->model, 3, ids->w))
 
 static void put_config(struct ht_buf *b, uint64_t root, const char *config)
 {
@@ -517,10 +454,7 @@ static void put_config(struct ht_buf *b, uint64_t root, const char *config)
                                       .value_len = (uint32_t)strlen(config)});
 }
 
-static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
-{
-    put_config(b, ids->model, "adamw lr=fast");
-}
+PUT(bad_config, put_config(b, ids->model, "adamw lr=fast"))
 
 /* ---------------------------------------------------------------- references */
 
@@ -546,10 +480,7 @@ static void put_object(struct ht_buf *b, uint64_t oid, uint64_t size)
     log_put_object(b, &(struct log_object){.oid = oid, .size = size, .chunk_bytes = HT_SMALL_CHUNK_BYTES});
 }
 
-static void undescribed(const struct damage_ids *ids, struct ht_buf *b)
-{
-    damage_put_chunk(b, NEW_INO, &ids->of_small);
-}
+PUT(undescribed, damage_put_chunk(b, NEW_INO, &ids->of_small))
 
 static void orphan(const struct damage_ids *ids, struct ht_buf *b)
 {
@@ -597,20 +528,9 @@ static void move_small(const struct damage_ids *ids, struct ht_buf *b, uint64_t 
     damage_put_chunk(b, ids->small, &p);
 }
 
-static void outside(const struct damage_ids *ids, struct ht_buf *b)
-{
-    move_small(ids, b, 1u << 30);
-}
-
-static void on_superblock(const struct damage_ids *ids, struct ht_buf *b)
-{
-    move_small(ids, b, HT_SUPER_BLOCK_1);
-}
-
-static void on_log(const struct damage_ids *ids, struct ht_buf *b)
-{
-    move_small(ids, b, HT_MIB / HT_BLOCK_BYTES + 1);
-}
+PUT(outside, move_small(ids, b, 1u << 30))
+PUT(on_superblock, move_small(ids, b, HT_SUPER_BLOCK_1))
+PUT(on_log, move_small(ids, b, HT_MIB / HT_BLOCK_BYTES + 1))
 
 static void too_large(const struct damage_ids *ids, struct ht_buf *b)
 {
@@ -619,10 +539,7 @@ static void too_large(const struct damage_ids *ids, struct ht_buf *b)
     damage_put_chunk(b, ids->small, &p);
 }
 
-static void on_another(const struct damage_ids *ids, struct ht_buf *b)
-{
-    move_small(ids, b, ids->of_big.block + 1);
-}
+PUT(on_another, move_small(ids, b, ids->of_big.block + 1))
 
 /* Both have the right checksum: the bytes of one are a part of the other's. */
 static void within_another(struct harness *k, const struct damage_ids *ids)
@@ -630,7 +547,7 @@ static void within_another(struct harness *k, const struct damage_ids *ids)
     struct ht_ref_place p = {ids->of_big.block + 1, 0, HT_BLOCK_BYTES, 15};
     struct ht_buf b = HT_BUF_INIT;
 
-    p.checksum = ht_hash64(bytes_at(k, 0, p.block * HT_BLOCK_BYTES), HT_BLOCK_BYTES, super_of(k, 0).salt);
+    p.checksum = ht_hash64(block_at(k, p.block), HT_BLOCK_BYTES, super_of(k, 0).salt);
     damage_put_chunk(&b, ids->small, &p);
     damage_append(k, &b);
     ht_buf_free(&b);
@@ -641,7 +558,7 @@ static void compressed(struct harness *k, const struct damage_ids *ids, bool bad
 {
     struct ht_ref_place p = {.block = FREE_BLOCK, .visible = ids->of_small.visible};
     static uint8_t zeros[2 * HT_BLOCK_BYTES];
-    uint8_t *frame = bytes_at(k, 0, p.block * HT_BLOCK_BYTES);
+    uint8_t *frame = block_at(k, p.block);
     struct ht_buf b = HT_BUF_INIT;
     struct ht_encoder *e;
 
@@ -657,10 +574,7 @@ static void compressed(struct harness *k, const struct damage_ids *ids, bool bad
     ht_encoder_free(e);
 }
 
-static void compressed_unmarked(struct harness *k, const struct damage_ids *ids)
-{
-    compressed(k, ids, false);
-}
+HARM(compressed_unmarked, compressed(k, ids, false))
 
 static void bad_compressed(struct harness *k, const struct damage_ids *ids)
 {
@@ -735,15 +649,8 @@ void damage_random_records(const struct damage_ids *ids, struct ht_buf *records,
 
 /* ------------------------------------------------------------------- content */
 
-static void bad_bytes(struct harness *k, const struct damage_ids *ids)
-{
-    bytes_at(k, 0, ids->of_sparse.block * HT_BLOCK_BYTES)[5] ^= 1;
-}
-
-static void bad_shared_bytes(struct harness *k, const struct damage_ids *ids)
-{
-    bytes_at(k, 0, ids->of_big.block * HT_BLOCK_BYTES)[70] ^= 1;
-}
+HARM(bad_bytes, block_at(k, ids->of_sparse.block)[5] ^= 1)
+HARM(bad_shared_bytes, block_at(k, ids->of_big.block)[70] ^= 1)
 
 /* The first logged step of the model, and a chunk of its parameter. */
 struct logged {
@@ -875,7 +782,7 @@ static void bad_logged_gradient(struct harness *k, const struct damage_ids *ids)
 {
     struct logged l = crash_logged(k, ids, false, false);
 
-    bytes_at(k, 0, l.block * HT_BLOCK_BYTES)[5] ^= 1;
+    block_at(k, l.block)[5] ^= 1;
 }
 
 /* Gradients in the place of the summary. */
@@ -897,7 +804,7 @@ static void bad_content_of_logged(struct harness *k, const struct damage_ids *id
 {
     struct logged l = crash_logged(k, ids, false, false);
 
-    bytes_at(k, 0, l.w_block * HT_BLOCK_BYTES)[5] ^= 1;
+    block_at(k, l.w_block)[5] ^= 1;
 }
 
 /* The same, with a place that a repair with -p marks lost. */

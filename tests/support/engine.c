@@ -47,16 +47,6 @@ static void note_version(struct slot_model *m)
 
 /* ------------------------------------------------ the metadata client */
 
-static void put_slot(struct engine *e, struct ht_tx *tx, unsigned i)
-{
-    struct ht_buf *b = ht_tx_records(tx);
-    size_t mark = ht_record_begin(b, REC_SLOT);
-
-    ht_buf_put_u32(b, i);
-    ht_buf_put_u64(b, e->slot[i].exists ? e->slot[i].oid : 0);
-    ht_record_end(b, mark);
-}
-
 static void put_step(struct engine *e, struct ht_tx *tx, uint64_t step)
 {
     struct ht_buf *b = ht_tx_records(tx);
@@ -108,7 +98,12 @@ static int client_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max
 
 static void publish_slot(struct engine *e, struct ht_tx *tx, unsigned i)
 {
-    put_slot(e, tx, i);
+    struct ht_buf *b = ht_tx_records(tx);
+    size_t mark = ht_record_begin(b, REC_SLOT);
+
+    ht_buf_put_u32(b, i);
+    ht_buf_put_u64(b, e->slot[i].exists ? e->slot[i].oid : 0);
+    ht_record_end(b, mark);
     published_oid[i] = e->slot[i].exists ? e->slot[i].oid : 0;
 }
 

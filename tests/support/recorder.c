@@ -133,15 +133,6 @@ static void append_again(struct recorder *r, const struct span *s, unsigned flag
     free(copy);
 }
 
-static uint64_t address_of(const struct recorder *r, const struct ht_dev *dev, uint64_t offset)
-{
-    unsigned i = 0;
-
-    while (r->member[i].dev != dev)
-        i++;
-    return r->member[i].first + offset;
-}
-
 static void remember(struct recorder *r, const struct ht_dev *dev, uint64_t seq, uint64_t offset, uint32_t len)
 {
     if (r->volatile_count == r->volatile_cap) {
@@ -175,7 +166,10 @@ void recorder_put_write(struct dev *d, const struct ht_io *io, uint32_t bytes)
     struct recorder *r = d->recorder;
     if (r && bytes > 0) {
         pthread_mutex_lock(&r->lock);
-        uint64_t at = address_of(r, d->dev, io->offset);
+        unsigned i = 0;
+        while (r->member[i].dev != d->dev)
+            i++;
+        uint64_t at = r->member[i].first + io->offset;
         remember(r, d->dev, ++d->writes, at, bytes);
         append(r, at, io->buf, bytes, 0, "");
         pthread_mutex_unlock(&r->lock);
@@ -231,25 +225,19 @@ static size_t part_covered(struct recorder *r, const struct ht_dev *dev, uint64_
     return covered;
 }
 
-static void put_flush_locked(struct recorder *r, const struct ht_io *io)
-{
-    size_t covered = part_covered(r, io->dev, io->seen_);
-
-    if (covered == r->volatile_count)
-        append(r, 0, NULL, 0, FLAG_FLUSH, "");
-    else
-        append_partial_flush(r, covered);
-    r->volatile_count -= covered;
-    memmove(r->volatiles, r->volatiles + covered, r->volatile_count * sizeof(*r->volatiles));
-}
-
 void recorder_put_flush(struct dev *d, const struct ht_io *io)
 {
     pthread_mutex_lock(&d->record_lock);
     struct recorder *r = d->recorder;
     if (r) {
         pthread_mutex_lock(&r->lock);
-        put_flush_locked(r, io);
+        size_t covered = part_covered(r, io->dev, io->seen_);
+        if (covered == r->volatile_count)
+            append(r, 0, NULL, 0, FLAG_FLUSH, "");
+        else
+            append_partial_flush(r, covered);
+        r->volatile_count -= covered;
+        memmove(r->volatiles, r->volatiles + covered, r->volatile_count * sizeof(*r->volatiles));
         pthread_mutex_unlock(&r->lock);
     }
     pthread_mutex_unlock(&d->record_lock);

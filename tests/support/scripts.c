@@ -131,11 +131,6 @@ static void fill_up(struct crash_scenario *s)
     fill_up_but(s, CHUNK + CHUNK / 2);
 }
 
-static void fill_up_but_little(struct crash_scenario *s)
-{
-    fill_up_but(s, 2 * CHUNK + CHUNK / 2);
-}
-
 static void reuse(struct crash_scenario *s)
 {
     scenario_unlink(s, "a");
@@ -266,7 +261,7 @@ static void scrubbed(struct crash_scenario *s)
 
 static void little_room_and_a_clone(struct crash_scenario *s)
 {
-    fill_up_but_little(s);
+    fill_up_but(s, 2 * CHUNK + CHUNK / 2);
     scenario_clone(s, "a", "c", CHUNK);
     scenario_commit(s);
 }
@@ -608,11 +603,6 @@ static void log_is_full(struct crash_scenario *s)
     scenario_checkpoint(s);
 }
 
-static void after_receive(struct crash_scenario *s)
-{
-    save(s, "a", 3, 0, SMALL);
-}
-
 /* A step of another store becomes a model: first a damaged stream, then a whole one. */
 static void received(struct crash_scenario *s)
 {
@@ -623,7 +613,7 @@ static void received(struct crash_scenario *s)
     scenario_receive_files(s, NULL, 6, scenario_writeback);
     scenario_receive_commit(s);
     scenario_receive_publish(s);
-    after_receive(s);
+    save(s, "a", 3, 0, SMALL);
 }
 
 static void received_at_length(struct crash_scenario *s)
@@ -635,7 +625,7 @@ static void received_at_length(struct crash_scenario *s)
     scenario_checkpoint(s);
     scenario_receive_publish(s);
     scenario_checkpoint(s);
-    after_receive(s);
+    save(s, "a", 3, 0, SMALL);
 }
 
 /* Of a stream of changes that breaks nothing stays, and the step that it builds on may end after the next. */
@@ -647,7 +637,7 @@ static void received_changes(struct crash_scenario *s)
     scenario_receive_publish(s);
     scenario_forget(s, "1");
     model_step(s, 2);
-    after_receive(s);
+    save(s, "a", 3, 0, SMALL);
 }
 
 static void received_changes_at_length(struct crash_scenario *s)
@@ -664,7 +654,7 @@ static void received_changes_at_length(struct crash_scenario *s)
     scenario_checkpoint(s);
     scenario_receive_publish(s);
     scenario_checkpoint(s);
-    after_receive(s);
+    save(s, "a", 3, 0, SMALL);
 }
 
 /* Little is left for what the kept steps do not let go. */

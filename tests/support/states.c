@@ -224,22 +224,17 @@ void walk_begin_inside(struct state_walk *w, struct state_walk *outer, const str
     walk_reset(w);
 }
 
-/* In reverse: the first that was kept of a block is what the outer walk has. */
-static void give_back(struct state_walk *w)
-{
-    while (w->under.count-- > 0) {
-        uint64_t block = w->under.block[w->under.count], offset = block * HT_BLOCK_BYTES;
-        set_durable(w, block, w->under.data + w->under.count * HT_BLOCK_BYTES);
-        struct ht_dev *dev = device_of(w, &offset);
-        dev_touched(dev)[offset / HT_BLOCK_BYTES] = 1;
-    }
-    kept_free(&w->under);
-}
-
 void walk_end(struct state_walk *w)
 {
     if (w->inside) {
-        give_back(w);
+        /* In reverse: the first that was kept of a block is what the outer walk has. */
+        while (w->under.count-- > 0) {
+            uint64_t block = w->under.block[w->under.count], offset = block * HT_BLOCK_BYTES;
+            set_durable(w, block, w->under.data + w->under.count * HT_BLOCK_BYTES);
+            struct ht_dev *dev = device_of(w, &offset);
+            dev_touched(dev)[offset / HT_BLOCK_BYTES] = 1;
+        }
+        kept_free(&w->under);
     } else {
         free(w->durable);
         free(w->block_hash);

@@ -2,9 +2,11 @@
 /*
  * wrong.h - what breaks an invariant each, added by its definition, for a test that runs once for each of them.
  *
- *     WRONG(a_count_of_nothing)
+ *     WRONG_BY(a_count_of_nothing, s->count++)
+ *     WRONG(a_count_of_another)
  *     {
- *         s->count++;
+ *         s->count--;
+ *         other->count++;
  *     }
  *
  *     TEST_SIGNAL(a_broken_store_ends_the_process, SIGABRT, wrongs)
@@ -41,5 +43,12 @@ static inline void wrong_add(void (*make)(void), int line)
         wrong_add(name, __LINE__);                                 \
     }                                                              \
     static void name(void)
+
+/* By one statement. */
+#define WRONG_BY(name, ...) \
+    WRONG(name)             \
+    {                       \
+        __VA_ARGS__;        \
+    }
 
 #endif

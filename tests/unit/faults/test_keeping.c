@@ -62,10 +62,13 @@ static int step(void)
     return rc ? rc : ht_optim_commit(k.optim, root);
 }
 
-static int give_up(void)
-{
-    return ht_optim_abort(k.optim, root);
-}
+#define OPERATION(name, expression) \
+    static int name(void)           \
+    {                               \
+        return expression;          \
+    }
+
+OPERATION(give_up, ht_optim_abort(k.optim, root))
 
 static int keep(void)
 {
@@ -74,15 +77,8 @@ static int keep(void)
     return ht_optim_snapshot_by(k.optim, root, "named", &by);
 }
 
-static int clone_model(void)
-{
-    return harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0);
-}
-
-static int go_back(void)
-{
-    return harness_rollback(&k, root, "1");
-}
+OPERATION(clone_model, harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0))
+OPERATION(go_back, harness_rollback(&k, root, "1"))
 
 static int receive(void)
 {
@@ -103,15 +99,8 @@ static int receive(void)
     return rc ? rc : receive_clean(&k);
 }
 
-static int clean(void)
-{
-    return receive_clean(&k);
-}
-
-static int forget(void)
-{
-    return ht_ns_kept_forget(k.ns, root, "named");
-}
+OPERATION(clean, receive_clean(&k))
+OPERATION(forget, ht_ns_kept_forget(k.ns, root, "named"))
 
 /* In this order. After each there is one more thing that the next ones must not touch. */
 static const struct operation {

@@ -5,17 +5,12 @@
 
 enum { FILES = 400 };
 
-static void name_of(unsigned n, char name[16])
-{
-    snprintf(name, 16, "f%u", n);
-}
-
 static void touch_all(void)
 {
     char name[16];
 
     for (unsigned n = 0; n < FILES; n++) {
-        name_of(n, name);
+        snprintf(name, 16, "f%u", n);
         ht_ns_touch(w.ns, find(&w, ROOT, name), true);
     }
 }
@@ -28,7 +23,7 @@ TEST(a_commit_without_memory_for_times_is_put_off)
     wrap_pause(true);
     fixture_new(&w);
     for (unsigned n = 0; n < FILES; n++) {
-        name_of(n, name);
+        snprintf(name, 16, "f%u", n);
         make_file(&w, ROOT, name);
     }
     for (unsigned nth = 1; reached; nth++) {

@@ -37,6 +37,13 @@ static struct sim_result run_trace(const struct replay_trace *t, const struct si
     return r;
 }
 
+static struct replay_trace t;
+
+static void free_trace(void)
+{
+    replay_trace_free(&t);
+}
+
 #define TENSORS \
     "tensor a 1048576\ntensor b 1048576\ntensor c 1048576\ntensor two 2097152\nparameter p 1048576 2097152\n"
 
@@ -95,7 +102,6 @@ static const struct {
 TEST_LOOP(small_traces_take_the_time_that_arithmetic_says, HT_ARRAY_SIZE(cases))
 {
     struct sim_config c = slow;
-    struct replay_trace t;
     char text[512];
 
     snprintf(text, sizeof(text), "%s%s", TENSORS, cases[_i].text);
@@ -107,7 +113,6 @@ TEST_LOOP(small_traces_take_the_time_that_arithmetic_says, HT_ARRAY_SIZE(cases))
     ck_assert_uint_eq(r.written_bytes, cases[_i].written_mib * MIB);
     ck_assert_uint_eq(r.hits, cases[_i].hits);
     ck_assert_uint_eq(r.time_ns, r.compute_ns + r.stall_ns);
-    replay_trace_free(&t);
 }
 
 /* ---------------------------------------------------- Belady's and all others */
@@ -138,7 +143,6 @@ TEST(no_choice_has_more_hits_than_beladys)
     char name[2] = "a";
 
     for (unsigned round = 0; round < 300; round++) {
-        struct replay_trace t;
         replay_trace_init(&t);
         for (unsigned i = 0; i < TENSORS_MAX; i++) {
             name[0] = (char)('a' + i);
@@ -170,7 +174,6 @@ static const struct {
 TEST_LOOP(copies_and_latency_are_waits, HT_ARRAY_SIZE(costs))
 {
     struct sim_config c = slow;
-    struct replay_trace t;
     char text[512];
 
     snprintf(text, sizeof(text), "%scompute 1000000\n%s", TENSORS, costs[_i].text);
@@ -180,14 +183,12 @@ TEST_LOOP(copies_and_latency_are_waits, HT_ARRAY_SIZE(costs))
     struct sim_result r = run_trace(&t, &c, &sim_ideal);
     ck_assert_uint_eq(r.stall_ns, costs[_i].stall_s * S);
     ck_assert_uint_eq(r.time_ns, r.compute_ns + r.stall_ns);
-    replay_trace_free(&t);
 }
 
 TEST(more_time_than_the_clock_holds_is_refused)
 {
     static const char *const texts[] = {"compute 86400000000\n", "read huge\n", "prefetch huge\n"};
     struct sim_config c = slow;
-    struct replay_trace t;
     struct sim_string s;
     struct sim_result r;
     char text[128];
@@ -214,7 +215,6 @@ TEST(gradients_wait_in_three_eighths_of_passing_memory)
 
     c.dram_bytes = 64 * MIB;
     for (unsigned n = 1; n <= 8; n++) {
-        struct replay_trace t;
         replay_trace_init(&t);
         for (unsigned i = 0; i < n; i++) {
             name[0] = (char)('a' + i);
@@ -233,7 +233,6 @@ static struct sim_result scan(uint64_t tensors, uint64_t room, const struct sim_
 {
     struct generate_config g = {.kind = "scan", .shape = "", .scale = 1, .steps = 12, .tensors = tensors, .bytes = MIB};
     struct sim_config c = slow;
-    struct replay_trace t;
 
     c.dram_bytes = room * MIB;
     c.warm_steps = 6;
@@ -261,7 +260,6 @@ static void run_shape(const char *kind, struct sim_config *c, struct sim_result 
     static const struct sim_policy *const all[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today};
     struct generate_config g = {
         .kind = kind, .shape = "125M", .scale = 0.03, .steps = 5, .compute_us = 3000000, .activation_bytes = 40 << 20};
-    struct replay_trace t;
 
     ck_assert_int_eq(generate_trace(&g, &t), 0);
     c->dram_bytes = t.bytes / 2;
@@ -314,7 +312,6 @@ TEST(noise_changes_compute_times_as_its_seed_says)
 
 TEST(units_are_larger_where_the_string_would_be_too_long)
 {
-    struct replay_trace t;
     struct sim_string s;
     struct sim_result r;
 
@@ -325,14 +322,12 @@ TEST(units_are_larger_where_the_string_would_be_too_long)
     ck_assert_int_eq(sim_run(&s, &slow, &sim_belady, &r), 0);
     ck_assert_uint_eq(r.read_bytes, UINT64_C(4) << 44);
     sim_string_free(&s);
-    replay_trace_free(&t);
 }
 
 /* Each has a unit, and its state another one. */
 TEST(a_trace_of_many_small_parameters_is_simulated)
 {
     struct sim_config c = slow;
-    struct replay_trace t;
     struct sim_string s;
     struct sim_result r;
     uint32_t n, wrong = 0;
@@ -351,20 +346,17 @@ TEST(a_trace_of_many_small_parameters_is_simulated)
     ck_assert_int_eq(sim_run(&s, &c, &sim_lru, &r), 0);
     ck_assert_uint_eq(r.accesses, 2);
     sim_string_free(&s);
-    replay_trace_free(&t);
 }
 
 TEST(a_hundred_thousand_tensors_take_seconds_at_most)
 {
     struct generate_config g = {.kind = "scan", .shape = "", .scale = 1, .steps = 5, .tensors = 100000, .bytes = 4096};
     struct sim_config c = slow;
-    struct replay_trace t;
 
     c.dram_bytes = 64 * MIB;
     ck_assert_int_eq(generate_trace(&g, &t), 0);
     ck_assert_uint_eq(run_trace(&t, &c, &sim_belady).accesses, 5 * 100000);
     ck_assert_uint_eq(run_trace(&t, &c, &sim_today).accesses, 5 * 100000);
-    replay_trace_free(&t);
 }
 
-RUN_TESTS("sim")
+RUN_TESTS("sim", .teardown = free_trace)

@@ -245,13 +245,6 @@ TEST(no_user_takes_all_members)
     ck_assert(ht_list_empty(&k.ctl->gathers.users));
 }
 
-static void set_account_bytes(uint64_t max)
-{
-    lock(k.optim);
-    k.optim->accounts.max = max;
-    unlock(k.optim);
-}
-
 /* Writes every second element, each of which is a piece of its own, until that is refused. How many there were. */
 static unsigned fill_account(struct ht_gather *g)
 {
@@ -274,7 +267,9 @@ TEST(no_user_takes_all_memory_of_accounts)
     struct ht_gather *first = open_for(USER, O_RDWR), *second = open_for(USER, O_RDWR);
     struct ht_gather *own = open_for(OWNER, O_RDWR), *all = open_for(0, O_RDWR);
 
-    set_account_bytes(MAX);
+    lock(k.optim);
+    k.optim->accounts.max = MAX;
+    unlock(k.optim);
     unsigned of_first = fill_account(first), of_second = fill_account(second);
     lock(k.optim);
     ck_assert_uint_le(k.optim->accounts.taken[HT_QUOTA_OTHERS], MAX / 4 * 3 / 2); /* they are one user */

@@ -55,18 +55,6 @@ static struct ht_job_lane *lane_of(const struct ht_list *list, uint64_t key) HT_
     return NULL;
 }
 
-static void wait_for_end(void)
-{
-    bool ended = false;
-
-    while (!ended) {
-        usleep(1000);
-        ht_mutex_lock(ht_fuse_job_lock(&fuse));
-        ended = fuse.jobs.count == 4;
-        ht_mutex_unlock(ht_fuse_job_lock(&fuse));
-    }
-}
-
 static void make(void)
 {
     fuse.traffic = &traffic;
@@ -81,7 +69,13 @@ static void make(void)
     queued = submit(stay, HT_LANE_TURN, KEY);
     submit(end, HT_LANE_TURN, 1000);
     sem_wait(&began);
-    wait_for_end();
+    bool ended = false;
+    while (!ended) {
+        usleep(1000);
+        ht_mutex_lock(ht_fuse_job_lock(&fuse));
+        ended = fuse.jobs.count == 4;
+        ht_mutex_unlock(ht_fuse_job_lock(&fuse));
+    }
     ht_mutex_lock(ht_fuse_job_lock(&fuse));
     busy = lane_of(&fuse.jobs.lane[ht_job_bucket(HT_LANE_TURN, KEY)], KEY);
     other = lane_of(&fuse.jobs.lane[ht_job_bucket(HT_LANE_TURN, OTHER_KEY)], OTHER_KEY);
@@ -98,10 +92,7 @@ WRONG(more_than_may_run)
     fuse.jobs.count++;
 }
 
-WRONG(a_full_lane_that_is_ready)
-{
-    ht_list_add_tail(&fuse.jobs.ready[HT_LANE_TURN], &busy->ready);
-}
+WRONG_BY(a_full_lane_that_is_ready, ht_list_add_tail(&fuse.jobs.ready[HT_LANE_TURN], &busy->ready))
 
 WRONG(a_lane_with_room_that_is_not)
 {
@@ -125,40 +116,13 @@ WRONG(a_lane_without_jobs)
     fuse.jobs.count--;
 }
 
-WRONG(two_lanes_of_one_key)
-{
-    other->key = KEY;
-}
-
-WRONG(a_lane_in_another_bucket)
-{
-    busy->key++;
-}
-
-WRONG(a_lane_of_no_kind)
-{
-    busy->kind = HT_LANES;
-}
-
-WRONG(more_running_of_a_kind)
-{
-    fuse.jobs.running[HT_LANE_TURN]++;
-}
-
-WRONG(a_queued_job_that_runs)
-{
-    queued->lane = busy;
-}
-
-WRONG(bytes_that_do_not_count)
-{
-    queued->size = BYTES;
-}
-
-WRONG(a_job_that_does_not_count)
-{
-    fuse.jobs.count--;
-}
+WRONG_BY(two_lanes_of_one_key, other->key = KEY)
+WRONG_BY(a_lane_in_another_bucket, busy->key++)
+WRONG_BY(a_lane_of_no_kind, busy->kind = HT_LANES)
+WRONG_BY(more_running_of_a_kind, fuse.jobs.running[HT_LANE_TURN]++)
+WRONG_BY(a_queued_job_that_runs, queued->lane = busy)
+WRONG_BY(bytes_that_do_not_count, queued->size = BYTES)
+WRONG_BY(a_job_that_does_not_count, fuse.jobs.count--)
 
 static void set_threads(unsigned count)
 {
@@ -175,30 +139,11 @@ WRONG(one_that_left_too_much)
     set_threads(HT_ARRAY_SIZE(fuse.jobs.thread));
 }
 
-WRONG(more_jobs_than_threads)
-{
-    set_threads(2);
-}
-
-WRONG(more_threads_than_there_may_be)
-{
-    set_threads(HT_ARRAY_SIZE(fuse.jobs.thread) + 1);
-}
-
-WRONG(another_number_of_threads)
-{
-    traffic.job_threads++;
-}
-
-WRONG(bytes_of_a_free_lane)
-{
-    unused->bytes = BYTES;
-}
-
-WRONG(a_free_job_with_a_lane)
-{
-    ht_list_entry(fuse.job_free.next, struct ht_job, link)->lane = unused;
-}
+WRONG_BY(more_jobs_than_threads, set_threads(2))
+WRONG_BY(more_threads_than_there_may_be, set_threads(HT_ARRAY_SIZE(fuse.jobs.thread) + 1))
+WRONG_BY(another_number_of_threads, traffic.job_threads++)
+WRONG_BY(bytes_of_a_free_lane, unused->bytes = BYTES)
+WRONG_BY(a_free_job_with_a_lane, ht_list_entry(fuse.job_free.next, struct ht_job, link)->lane = unused)
 
 /* ------------------------------------------------------------------- tests */
 

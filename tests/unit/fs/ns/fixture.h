@@ -87,11 +87,32 @@ static UNUSED void fixture_mount(struct fixture *w)
     fixture_check(w);
 }
 
+/* As a killed daemon leaves it. A checkpoint may be emitting names. */
+static UNUSED void fixture_kill(struct fixture *w)
+{
+    ht_engine_stop(w->s);
+    ht_participant_ns.free(w->ns);
+    ht_store_close(w->s);
+    w->s = NULL;
+}
+
+static UNUSED void fixture_free(struct fixture *w)
+{
+    fixture_check(w);
+    if (!w->read_only)
+        OK(ht_store_unmount(w->s));
+    fixture_kill(w);
+    ht_dev_close(w->dev);
+}
+
+/* In place of the one that there may be. */
 static UNUSED void fixture_new_log(struct fixture *w, uint64_t bytes, uint64_t log_bytes)
 {
     struct ht_format_opts opts = {.log_bytes = log_bytes};
     struct ht_super sb;
 
+    if (w->s)
+        fixture_free(w);
     *w = (struct fixture){.threads = w->threads};
     OK(dev_open_ram(bytes, 512, &w->dev));
     OK(ht_super_format(&w->dev, 1, &opts, &sb));
@@ -101,14 +122,6 @@ static UNUSED void fixture_new_log(struct fixture *w, uint64_t bytes, uint64_t l
 static UNUSED void fixture_new(struct fixture *w)
 {
     fixture_new_log(w, 64 * MIB, 0);
-}
-
-/* As a killed daemon leaves it. A checkpoint may be emitting names. */
-static UNUSED void fixture_kill(struct fixture *w)
-{
-    ht_engine_stop(w->s);
-    ht_participant_ns.free(w->ns);
-    ht_store_close(w->s);
 }
 
 static UNUSED void fixture_crash(struct fixture *w)
@@ -128,16 +141,6 @@ static UNUSED void fixture_remount(struct fixture *w)
 {
     OK(ht_store_unmount(w->s));
     fixture_crash(w);
-}
-
-static UNUSED void fixture_free(struct fixture *w)
-{
-    fixture_check(w);
-    if (!w->read_only)
-        OK(ht_store_unmount(w->s));
-    fixture_kill(w);
-    ht_dev_close(w->dev);
-    w->s = NULL;
 }
 
 /* -------------------------------------------------------------- shortcuts */
@@ -251,17 +254,21 @@ static struct fixture w;
 /* Alone in a new store. */
 static UNUSED uint64_t new_file(void)
 {
-    fixture_new(&w);
     return make_file(&w, ROOT, "file");
 }
 
 static UNUSED uint64_t new_dir(void)
 {
-    fixture_new(&w);
     return make_dir(&w, ROOT, "dir");
 }
 
-/* For run_tests(): after a test, unless it freed w itself. */
+/* For run_tests(): before a test. */
+static UNUSED void fixture_start(void)
+{
+    fixture_new(&w);
+}
+
+/* And after it, unless it freed w itself. */
 static UNUSED void fixture_end(void)
 {
     if (w.s)

@@ -351,4 +351,4 @@ TEST(bad_lists_are_refused)
     FAILS(ht_ns_setxattr(w.ns, file, default_list, a.bytes, a.len, 0), EACCES);
 }
 
-RUN_TESTS("attr", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("attr", .setup = fixture_start, .teardown = fixture_end, .timeout_s = 300)

@@ -206,4 +206,4 @@ TEST(large_directories_work)
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
 }
 
-RUN_TESTS("dir", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("dir", .setup = fixture_start, .teardown = fixture_end, .timeout_s = 300)

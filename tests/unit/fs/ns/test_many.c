@@ -25,11 +25,6 @@ static bool prints;
 static _Atomic bool stop;
 static _Atomic uint64_t looked, touched, failed;
 
-static void name_of(size_t n, char name[32])
-{
-    snprintf(name, 32, "f%zu", n);
-}
-
 /* Each name is there, and leads to its file. */
 static void *look_up(void *arg)
 {
@@ -39,7 +34,7 @@ static void *look_up(void *arg)
 
     while (!stop) {
         size_t n = random_next(&state) % count;
-        name_of(n, name);
+        snprintf(name, 32, "f%zu", n);
         failed += ht_ns_lookup(w.ns, dirs[n % DIRS], name, &st) != 0 || st.st_ino != files[n];
         ht_ns_forget(w.ns, files[n], 1);
         looked++;
@@ -101,18 +96,6 @@ static uint64_t make_clone(uint64_t kept, const char *name)
     return k.to;
 }
 
-static void go_back(uint64_t kept)
-{
-    struct ht_copy_id *ids = NULL;
-    uint64_t lsn;
-    size_t n;
-
-    OK(ht_ns_rollback(w.ns, root, kept, 1000, &ids, &n));
-    ck_assert_uint_eq(n, count);
-    free(ids);
-    OK(ht_scope_commit(w.s, root, &lsn));
-}
-
 /* ------------------------------------------------------------------- tests */
 
 static void make_files(void)
@@ -124,7 +107,7 @@ static void make_files(void)
         dirs[d] = make_dir(&w, root, name);
     }
     for (size_t n = 0; n < count; n++) {
-        name_of(n, name);
+        snprintf(name, 32, "f%zu", n);
         files[n] = make_file(&w, dirs[n % DIRS], name);
     }
     for (size_t n = 0; n < LINKS; n++) {
@@ -234,7 +217,13 @@ TEST(no_change_of_many_files_holds_the_lock_of_names_for_long)
     expect_step(copy);
     change_files();
     begin();
-    go_back(kept);
+    struct ht_copy_id *ids = NULL;
+    uint64_t lsn;
+    size_t n;
+    OK(ht_ns_rollback(w.ns, root, kept, 1000, &ids, &n));
+    ck_assert_uint_eq(n, count);
+    free(ids);
+    OK(ht_scope_commit(w.s, root, &lsn));
     expect_slices("going back");
     expect_step(root);
     begin();

@@ -416,11 +416,6 @@ static void open_or_close(void)
     }
 }
 
-static void forget_opens(void)
-{
-    memset(opened, 0, sizeof(opened));
-}
-
 static void commit_or_abort(void)
 {
     int root = dice(2) ? ROOT_A : ROOT_B;
@@ -444,7 +439,7 @@ static void come_back(void)
     else
         fixture_remount(&w);
     cur = pub;
-    forget_opens();
+    memset(opened, 0, sizeof(opened));
     crashes++;
     compare_all();
 }
@@ -494,7 +489,7 @@ static void begin(uint64_t seed)
     make_root(&w, cur.node[ROOT_A].ino);
     make_root(&w, cur.node[ROOT_B].ino);
     pub = cur;
-    forget_opens();
+    memset(opened, 0, sizeof(opened));
 }
 
 TEST(names_follow_the_model)
@@ -548,7 +543,7 @@ static void check_nothing_lost(const bool *published)
             inos[count++] = cur.node[n].ino;
     OK(ht_store_checkpoint(w.s));
     fixture_synced_crash(&w);
-    forget_opens();
+    memset(opened, 0, sizeof(opened));
     for (int n = 0; n < count; n++)
         ck_assert_int_ge(count_names(w.ns, inos[n]), 1);
 }

@@ -9,8 +9,8 @@ static const struct ht_cred cred = {1000, 1001, 0};
 
 TEST(a_new_store_has_a_root_directory)
 {
-    fixture_new(&w);
     struct stat st = attributes(&w, ROOT);
+
     ck_assert(S_ISDIR(st.st_mode));
     ck_assert_uint_eq(st.st_uid, 100);
     ck_assert_uint_eq(st.st_gid, 200);
@@ -22,7 +22,6 @@ TEST(a_new_store_has_a_root_directory)
 
 TEST(a_new_store_mounted_read_only_is_empty)
 {
-    fixture_new(&w);
     fixture_kill(&w);
     w.read_only = true;
     fixture_mount(&w);
@@ -34,7 +33,6 @@ TEST(every_type_survives_a_crash)
     struct stat st;
     char buf[64];
 
-    fixture_new(&w);
     OK(ht_ns_mknod(w.ns, ROOT, "file", S_IFREG | 0640, 0, cred, &st));
     OK(ht_ns_mknod(w.ns, ROOT, "fifo", S_IFIFO | 0600, 0, cred, &st));
     OK(ht_ns_mknod(w.ns, ROOT, "socket", S_IFSOCK | 0600, 0, cred, &st));
@@ -96,7 +94,6 @@ TEST(umask_counts_where_there_is_no_default_list)
 {
     struct stat st;
 
-    fixture_new(&w);
     OK(ht_ns_mknod(w.ns, ROOT, "file", S_IFREG | 0666, 0, (struct ht_cred){1, 1, 027}, &st));
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
 }
@@ -104,10 +101,9 @@ TEST(umask_counts_where_there_is_no_default_list)
 TEST(hard_links_share_the_inode)
 {
     struct stat st;
-
-    fixture_new(&w);
     uint64_t file = make_file(&w, ROOT, "a");
     uint64_t dir = make_dir(&w, ROOT, "dir");
+
     write_text(&w, file, "content");
     OK(ht_ns_link(w.ns, file, dir, "b", &st));
     ck_assert_uint_eq(st.st_nlink, 2);
@@ -289,11 +285,10 @@ TEST(a_read_only_store_refuses_changes)
 TEST(paths_are_told)
 {
     char buf[64];
-
-    fixture_new(&w);
     uint64_t a = make_dir(&w, ROOT, "a");
     uint64_t b = make_dir(&w, a, "bb");
     uint64_t file = make_file(&w, b, "ccc");
+
     ht_ns_path(w.ns, file, buf, sizeof(buf));
     ck_assert_str_eq(buf, "a/bb/ccc");
     ht_ns_path(w.ns, file, buf, 8);
@@ -355,7 +350,6 @@ TEST(a_file_without_a_name_goes_with_its_last_user)
     struct stat st;
     struct ht_obj *obj;
 
-    fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
     uint64_t ino = st.st_ino;
     OK(ht_ns_open(w.ns, ino, &obj));
@@ -373,7 +367,6 @@ TEST(a_file_that_lost_its_names_gets_no_other)
 {
     struct stat st;
 
-    fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
     uint64_t ino = st.st_ino;
     OK(ht_ns_link(w.ns, ino, ROOT, "first", &st));
@@ -384,9 +377,8 @@ TEST(a_file_that_lost_its_names_gets_no_other)
 TEST(a_file_without_a_name_below_a_root)
 {
     struct stat st;
-
-    fixture_new(&w);
     uint64_t root = make_dir(&w, ROOT, "root");
+
     make_root(&w, root);
     OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
     uint64_t kept = st.st_ino;
@@ -441,7 +433,6 @@ TEST(a_full_store_takes_no_new_files)
     uint64_t off = 0, file;
     ssize_t n;
 
-    fixture_new(&w);
     file = make_file(&w, ROOT, "large");
     OK(ht_ns_open(w.ns, file, &obj));
     while ((n = ht_obj_write(obj, off, bytes, PIECE)) == PIECE) {
@@ -459,4 +450,4 @@ TEST(a_full_store_takes_no_new_files)
     ht_ns_close(w.ns, file);
 }
 
-RUN_TESTS("names", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("names", .setup = fixture_start, .teardown = fixture_end, .timeout_s = 300)

@@ -161,8 +161,10 @@ static int take_any(void *ctx, uint16_t type, const uint8_t *payload, uint32_t l
     return 0;
 }
 
-static void open_bare(void)
+static void put(const struct ht_ns_record *r, size_t count)
 {
+    struct ht_tx *tx;
+    uint64_t lsn;
     const struct ht_meta_client any = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .replay = take_any};
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
@@ -170,14 +172,6 @@ static void open_bare(void)
     OK(ht_store_new(&w.dev, 1, &opts, &bare));
     OK(ht_store_register(bare, &any));
     OK(ht_store_mount(bare));
-}
-
-static void put(const struct ht_ns_record *r, size_t count)
-{
-    struct ht_tx *tx;
-    uint64_t lsn;
-
-    open_bare();
     OK(ht_tx_begin(bare, 4096 + count * 600, &tx));
     for (size_t n = 0; n < count; n++)
         ht_ns_record_encode(ht_tx_records(tx), &r[n]);

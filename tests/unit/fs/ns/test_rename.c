@@ -12,11 +12,11 @@ static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name
 
 TEST(a_name_moves)
 {
-    fixture_new(&w);
     uint64_t a = make_dir(&w, ROOT, "a");
     uint64_t b = make_dir(&w, ROOT, "b");
     uint64_t file = make_file(&w, a, "file");
     uint64_t dir = make_dir(&w, a, "dir");
+
     OK(mv(a, "file", b, "moved", 0));
     OK(mv(a, "dir", b, "dir", 0));
     ck_assert_uint_eq(peek(&w, a, "file"), 0);
@@ -31,9 +31,9 @@ TEST(a_name_moves)
 
 TEST(files_and_directories_are_told_apart)
 {
-    fixture_new(&w);
     uint64_t full = make_dir(&w, ROOT, "full");
     uint64_t empty = make_dir(&w, ROOT, "empty");
+
     make_file(&w, full, "x");
     make_file(&w, ROOT, "file");
     FAILS(mv(ROOT, "none", ROOT, "file", 0), ENOENT);
@@ -53,10 +53,10 @@ TEST(files_and_directories_are_told_apart)
 
 TEST(a_directory_does_not_go_below_itself)
 {
-    fixture_new(&w);
     uint64_t a = make_dir(&w, ROOT, "a");
     uint64_t b = make_dir(&w, a, "b");
     uint64_t c = make_dir(&w, b, "c");
+
     FAILS(mv(ROOT, "a", c, "x", 0), EINVAL);
     FAILS(mv(ROOT, "a", a, "x", 0), EINVAL);
     FAILS(mv(ROOT, "a", b, "c", RENAME_EXCHANGE), EINVAL);
@@ -69,11 +69,10 @@ TEST(a_directory_does_not_go_below_itself)
 TEST(noreplace_and_exchange)
 {
     struct stat st;
-
-    fixture_new(&w);
     uint64_t a = make_file(&w, ROOT, "a");
     uint64_t b = make_dir(&w, ROOT, "b");
     uint64_t dir = make_dir(&w, ROOT, "dir");
+
     FAILS(mv(ROOT, "a", ROOT, "b", RENAME_NOREPLACE), EEXIST);
     OK(ht_ns_link(w.ns, a, ROOT, "a2", &st));
     FAILS(mv(ROOT, "a", ROOT, "a2", RENAME_NOREPLACE), EEXIST);
@@ -116,10 +115,10 @@ static void expect_whiteout(uint64_t parent, const char *name)
 
 TEST(a_whiteout_stays_under_the_old_name)
 {
-    fixture_new(&w);
     uint64_t other = make_dir(&w, ROOT, "other");
     uint64_t file = make_file(&w, ROOT, "file");
     uint64_t dir = make_dir(&w, ROOT, "dir");
+
     make_file(&w, other, "taken");
     FAILS(mv_whiteout(ROOT, "file", other, "x", RENAME_EXCHANGE), EINVAL);
     FAILS(mv_whiteout(ROOT, "file", other, "taken", RENAME_NOREPLACE), EEXIST);
@@ -143,9 +142,9 @@ TEST(a_whiteout_stays_under_the_old_name)
 
 TEST(a_whiteout_below_a_root_comes_with_the_commit)
 {
-    fixture_new(&w);
     uint64_t root = make_dir(&w, ROOT, "root");
     uint64_t file = make_file(&w, root, "file");
+
     make_root(&w, root);
     for (int round = 0; round < 2; round++) {
         OK(mv_whiteout(root, "file", root, "moved", 0));
@@ -163,10 +162,9 @@ TEST(a_whiteout_below_a_root_comes_with_the_commit)
 TEST(the_replaced_file_goes_when_nobody_has_it_open)
 {
     struct ht_obj *obj;
-
-    fixture_new(&w);
     uint64_t old = make_file(&w, ROOT, "target");
     uint64_t new = make_file(&w, ROOT, "tmp");
+
     OK(ht_ns_open(w.ns, old, &obj));
     ht_ns_forget(w.ns, old, 1);
     OK(mv(ROOT, "tmp", ROOT, "target", 0));
@@ -178,8 +176,8 @@ TEST(the_replaced_file_goes_when_nobody_has_it_open)
 
 TEST(a_replacing_file_brings_its_data)
 {
-    fixture_new(&w);
     uint64_t file = make_file(&w, ROOT, "target");
+
     write_text(&w, file, "old");
     OK(ht_ns_fsync(w.ns, file));
     file = make_file(&w, ROOT, "tmp");
@@ -192,9 +190,9 @@ TEST(a_replacing_file_brings_its_data)
 
 TEST(exchanged_files_bring_their_data)
 {
-    fixture_new(&w);
     uint64_t a = make_file(&w, ROOT, "a");
     uint64_t b = make_file(&w, ROOT, "b");
+
     write_text(&w, a, "of a");
     write_text(&w, b, "of b");
     OK(mv(ROOT, "a", ROOT, "b", RENAME_EXCHANGE));
@@ -208,7 +206,6 @@ TEST(times_follow_a_rename)
     struct stat zero = {0}, st;
     uint64_t a, b, file, dir[2];
 
-    fixture_new(&w);
     a = make_dir(&w, ROOT, "a");
     b = make_dir(&w, ROOT, "b");
     file = make_file(&w, a, "file");
@@ -230,11 +227,10 @@ TEST(times_follow_a_rename)
 TEST(names_stay_within_their_model_root)
 {
     struct stat st;
-
-    fixture_new(&w);
     uint64_t root = make_dir(&w, ROOT, "root");
     uint64_t other = make_dir(&w, ROOT, "other");
     uint64_t file = make_file(&w, root, "file");
+
     make_file(&w, other, "file");
     make_dir(&w, other, "dir");
     make_root(&w, root);
@@ -251,4 +247,4 @@ TEST(names_stay_within_their_model_root)
     ck_assert_uint_eq(find(&w, root, "file"), file);
 }
 
-RUN_TESTS("rename", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("rename", .setup = fixture_start, .teardown = fixture_end, .timeout_s = 300)

@@ -96,7 +96,6 @@ TEST(a_directory_becomes_a_root_and_stays_one)
     struct ht_obj *obj;
     uint64_t count = 0;
 
-    new_tree();
     for (int mounts = 0; mounts < 2; mounts++) {
         OK(ht_ns_roots(w.ns, one_root, &count));
         OK(ht_ns_tensor(w.ns, f, &t));
@@ -119,7 +118,6 @@ TEST(roots_do_not_nest_and_links_do_not_leave)
 {
     struct stat st;
 
-    new_tree();
     FAILS(ht_ns_root_make(w.ns, d, "adamw", NULL, NULL, NULL), EINVAL);
     FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL), EINVAL);
     FAILS(ht_ns_root_make(w.ns, ROOT, "adamw", NULL, NULL, NULL), EINVAL);
@@ -178,7 +176,6 @@ TEST(a_root_that_is_refused_leaves_nothing)
     struct also a = {.rc = -ENOSPC};
     struct ht_ns_tensor t;
 
-    new_tree();
     OK(ht_ns_root_unmake(w.ns, root));
     FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a), ENOSPC);
     fixture_check(&w);
@@ -238,9 +235,8 @@ TEST(content_that_is_dirty_may_leave_a_scope)
 {
     struct ht_obj_stat st;
     struct ht_tx *tx;
-
-    new_tree();
     struct ht_obj *obj = ht_obj_get(w.s, f);
+
     write_text(&w, f, "dirty");
     OK(ht_tx_begin(w.s, 4096, &tx));
     FAILS(ht_obj_set_scope(obj, ROOT, tx), EBUSY);
@@ -260,7 +256,6 @@ TEST(a_root_becomes_a_directory_again)
     struct ht_ns_tensor t;
     struct ht_obj_stat st;
 
-    new_tree();
     change_everything();
     OK(ht_ns_root_unmake(w.ns, root));
     fixture_check(&w);
@@ -281,7 +276,6 @@ TEST(an_empty_root_is_removed_with_all_that_is_pending)
     struct ht_store_stats st;
     struct ht_obj *obj;
 
-    new_tree();
     FAILS(ht_ns_rmdir(w.ns, ROOT, "root"), ENOTEMPTY);
     OK(ht_ns_open(w.ns, h, &obj));
     OK(ht_ns_unlink(w.ns, root, "h"));
@@ -310,7 +304,6 @@ TEST(a_removed_root_leaves_nothing_after_a_crash)
     struct ht_ns_stats ns;
     struct ht_store_stats st;
 
-    new_tree();
     OK(ht_ns_unlink(w.ns, root, "h"));
     OK(ht_ns_unlink(w.ns, d, "f"));
     OK(ht_ns_unlink(w.ns, d, "g"));
@@ -327,7 +320,6 @@ TEST(a_removed_root_leaves_nothing_after_a_crash)
 
 TEST(nothing_pending_survives_a_crash)
 {
-    new_tree();
     change_everything();
     expect_new_tree();
     fixture_synced_crash(&w);
@@ -336,7 +328,6 @@ TEST(nothing_pending_survives_a_crash)
 
 TEST(checkpoint_writes_what_is_published_only)
 {
-    new_tree();
     change_everything();
     OK(ht_store_checkpoint(w.s));
     OK(ht_store_checkpoint(w.s));
@@ -354,7 +345,6 @@ TEST(a_commit_publishes_everything)
 {
     struct ht_ns_stats before, after;
 
-    new_tree();
     change_everything();
     ck_assert_uint_gt(ht_scope_pending_bytes(w.s, root), 0);
     commit(&w, root);
@@ -393,7 +383,6 @@ TEST(an_abort_takes_everything_back)
     struct stat st;
     uint64_t n;
 
-    new_tree();
     for (int round = 0; round < 3; round++) {
         change_everything();
         n = find(&w, root, "n");
@@ -419,7 +408,6 @@ TEST(an_abort_takes_everything_back)
 
 TEST(an_abort_brings_back_what_the_kernel_forgot)
 {
-    new_tree();
     OK(ht_ns_unlink(w.ns, d, "f"));
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_rmdir(w.ns, root, "d"));
@@ -446,7 +434,6 @@ TEST(an_open_file_that_an_abort_takes_away_is_stale)
     uint64_t file;
     struct ht_ns_stats before, after;
 
-    new_tree();
     ht_ns_stats(w.ns, &before);
     file = make_file(&w, root, "file");
     OK(ht_ns_open(w.ns, file, &obj));
@@ -465,7 +452,6 @@ TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
 {
     struct ht_obj *obj;
 
-    new_tree();
     OK(ht_ns_open(w.ns, f, &obj));
     OK(ht_ns_unlink(w.ns, d, "f"));
     commit(&w, root);
@@ -486,9 +472,9 @@ TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
 
 TEST(fsync_publishes_one_file_with_its_path)
 {
-    new_tree();
     uint64_t a = make_dir(&w, root, "a");
     uint64_t b = make_dir(&w, a, "b");
+
     set_text(&w, a, "user.x", "of a");
     uint64_t file = make_file(&w, b, "file");
     uint64_t other = make_file(&w, b, "other");
@@ -512,7 +498,6 @@ TEST(an_abort_keeps_what_was_fsynced)
 {
     uint64_t file;
 
-    new_tree();
     file = make_file(&w, d, "file");
     write_text(&w, file, "text");
     OK(ht_ns_fsync(w.ns, file));
@@ -527,7 +512,6 @@ TEST(an_abort_keeps_what_was_fsynced)
 
 TEST(fsync_of_a_replacing_file_loses_nobody)
 {
-    new_tree();
     OK(ht_ns_rename(w.ns, d, "f", d, "f.old", 0));
     uint64_t new = make_file(&w, d, "f");
     write_text(&w, new, "new");
@@ -544,7 +528,6 @@ TEST(fsync_after_a_replacing_rename_ends_the_replaced)
 {
     uint64_t tmp;
 
-    new_tree();
     for (int aborted = 0; aborted < 2; aborted++) {
         tmp = make_file(&w, d, "tmp");
         write_text(&w, tmp, aborted ? "two" : "one");
@@ -571,7 +554,6 @@ TEST(fsync_below_a_moved_directory_moves_it)
 {
     uint64_t n;
 
-    new_tree();
     n = make_dir(&w, root, "n");
     OK(ht_ns_rename(w.ns, root, "d", n, "d", 0));
     write_text(&w, f, "new");
@@ -588,9 +570,8 @@ TEST(fsync_below_a_moved_directory_moves_it)
 TEST(fsync_of_a_directory_publishes_its_entries)
 {
     struct stat st;
-
-    new_tree();
     uint64_t file = make_file(&w, d, "file");
+
     write_text(&w, file, "text");
     uint64_t sub = make_dir(&w, d, "sub");
     OK(ht_ns_rename(w.ns, d, "f", root, "f", 0));
@@ -612,7 +593,6 @@ TEST(fsync_of_a_directory_publishes_its_entries)
 
 TEST(an_exchange_below_a_root_is_pending)
 {
-    new_tree();
     OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE));
     OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
     fixture_check(&w);
@@ -645,4 +625,4 @@ TEST(the_mounts_root_directory_can_be_a_root)
     expect_text(&w, find(&w, ROOT, "file"), "text");
 }
 
-RUN_TESTS("roots", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("roots", .setup = new_tree, .teardown = fixture_end, .timeout_s = 300)

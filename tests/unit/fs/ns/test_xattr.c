@@ -208,4 +208,4 @@ TEST(an_access_list_of_a_stranger_ends_setgid)
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
 }
 
-RUN_TESTS("xattr", .teardown = fixture_end, .timeout_s = 300)
+RUN_TESTS("xattr", .setup = fixture_start, .teardown = fixture_end, .timeout_s = 300)

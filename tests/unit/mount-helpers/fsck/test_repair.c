@@ -197,14 +197,6 @@ static uint64_t lacking(void)
     return said ? strtoull(said + strlen("a mount may wait until "), NULL, 10) : 0;
 }
 
-static void crash_and_check(unsigned run)
-{
-    ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
-    int status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
-    add_line("exit %zu\n", (size_t)status, 0, 0);
-    compare_text("REDO-SPACE", run);
-}
-
 /* It is told how much a mount lacks for its replay; with exactly that the mount computes the steps again. */
 TEST(space_that_a_replay_lacks_is_told)
 {
@@ -216,7 +208,10 @@ TEST(space_that_a_replay_lacks_is_told)
         log_steps(&fsck_scenario_stores[0].ids);
         lose_reservations(fsck_scenario.optim);
         fill_but(left);
-        crash_and_check(run);
+        ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
+        int status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
+        add_line("exit %zu\n", (size_t)status, 0, 0);
+        compare_text("REDO-SPACE", run);
         ck_assert_int_eq(lacking() > 0, run == 1);
         left += lacking();
         if (run == 2) { /* this would wait without space */

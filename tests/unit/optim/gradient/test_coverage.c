@@ -351,21 +351,6 @@ static void *commit_in_thread(void *arg)
     return NULL;
 }
 
-/* Later gradients go before queued ranges; they wait for one that a worker has. */
-static void wait_until_taken(const struct test_param *of)
-{
-    bool taken = false;
-
-    while (!taken) {
-        usleep(1000);
-        lock(w.o);
-        struct ht_param *param = ht_opt_param_find(w.o, of->oid);
-        const struct ht_range *r = param ? ht_opt_range_find(param, 0) : NULL;
-        taken = r && r->state == HT_RANGE_RUNNING;
-        unlock(w.o);
-    }
-}
-
 /* The only thread works on another parameter, and no update of this one ever comes. */
 TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
 {
@@ -378,7 +363,16 @@ TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     hold_begin(other->obj, 0);
     write_gradient(&w, other, bytes);
-    wait_until_taken(other);
+    /* Later gradients go before queued ranges; they wait for one that a worker has. */
+    bool taken = false;
+    while (!taken) {
+        usleep(1000);
+        lock(w.o);
+        struct ht_param *param = ht_opt_param_find(w.o, other->oid);
+        const struct ht_range *r = param ? ht_opt_range_find(param, 0) : NULL;
+        taken = r && r->state == HT_RANGE_RUNNING;
+        unlock(w.o);
+    }
     write_ok(0, 150000);
     parked.waiter.wake = wake;
     ck_assert_int_eq(ht_grad_flush(g), 0);

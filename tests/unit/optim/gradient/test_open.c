@@ -110,18 +110,6 @@ static unsigned use_up_objects(struct ht_obj *all[OBJECTS_MAX])
     return count;
 }
 
-static void delete_objects(struct ht_obj *all[OBJECTS_MAX], unsigned count)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    for (unsigned i = 0; i < count; i++) {
-        ht_obj_delete(all[i], tx);
-        ht_obj_put(all[i]);
-    }
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-}
-
 /* It has opened the gradient when there is no memory for the object of its bytes. */
 TEST(a_sparse_one_without_an_object_is_not_counted)
 {
@@ -137,7 +125,13 @@ TEST(a_sparse_one_without_an_object_is_not_counted)
     expect_unused();
     ck_assert_int_eq(open_as(&a, HT_DTYPE_BF16, true), 0);
     close_it(&a);
-    delete_objects(all, count);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
+    for (unsigned i = 0; i < count; i++) {
+        ht_obj_delete(all[i], tx);
+        ht_obj_put(all[i]);
+    }
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
 RUN_TESTS("open", .setup = setup, .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -27,10 +27,10 @@ static void train(unsigned steps)
     }
 }
 
-static void begin(unsigned threads)
+static void begin(void)
 {
     memset(&w, 0, sizeof(w));
-    open_mixed(logs, threads, HT_SMALL_CHUNK_BYTES);
+    open_mixed(logs, 2, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     train(STEPS);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, STEPS - 1);
@@ -70,7 +70,6 @@ TEST(the_next_step_is_read_while_updates_run)
 {
     uint64_t oid[2];
 
-    begin(2);
     crash_and_hold();
     lock(w.o);
     const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
@@ -116,25 +115,16 @@ static int client_end(struct client *c)
     return c->rc;
 }
 
-static int commit(void)
-{
-    return ht_optim_commit(w.o, ROOT);
-}
+#define CALL(name, expression) \
+    static int name(void)      \
+    {                          \
+        return expression;     \
+    }
 
-static int abort_step(void)
-{
-    return ht_optim_abort(w.o, ROOT);
-}
-
-static int finish(void)
-{
-    return ht_optim_finish(w.o);
-}
-
-static int wait_for_root(void)
-{
-    return ht_optim_wait(w.o, ROOT, 0);
-}
+CALL(commit, ht_optim_commit(w.o, ROOT))
+CALL(abort_step, ht_optim_abort(w.o, ROOT))
+CALL(finish, ht_optim_finish(w.o))
+CALL(wait_for_root, ht_optim_wait(w.o, ROOT, 0))
 
 static int read_state(void)
 {
@@ -192,7 +182,6 @@ TEST(a_mount_does_not_wait_for_logged_steps)
     static int (*const waits[])(void) = {commit, abort_step, wait_for_root, read_state, open_gradient};
     struct client client[HT_ARRAY_SIZE(waits)];
 
-    begin(2);
     progress_events = replayed_events = 0;
     ht_event_set_sink(note, NULL);
     crash_and_hold();
@@ -245,30 +234,11 @@ static int interruptible(unsigned i, int (*run)(void))
     return rc;
 }
 
-static int commit_interruptible(void)
-{
-    return interruptible(0, commit);
-}
-
-static int abort_interruptible(void)
-{
-    return interruptible(1, abort_step);
-}
-
-static int wait_interruptible(void)
-{
-    return interruptible(2, wait_for_root);
-}
-
-static int read_interruptible(void)
-{
-    return interruptible(3, read_state);
-}
-
-static int open_interruptible(void)
-{
-    return interruptible(4, open_gradient);
-}
+CALL(commit_interruptible, interruptible(0, commit))
+CALL(abort_interruptible, interruptible(1, abort_step))
+CALL(wait_interruptible, interruptible(2, wait_for_root))
+CALL(read_interruptible, interruptible(3, read_state))
+CALL(open_interruptible, interruptible(4, open_gradient))
 
 /* Each of these clients ends alone, and nothing has changed. */
 TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
@@ -277,7 +247,6 @@ TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
                                          read_interruptible, open_interruptible};
     struct client client[HT_ARRAY_SIZE(waits)];
 
-    begin(2);
     crash_and_hold();
     ck_assert(ht_optim_root_replaying(w.o, ROOT));
     for (unsigned i = 0; i < HT_ARRAY_SIZE(waits); i++) {
@@ -304,7 +273,6 @@ TEST(a_client_that_waits_for_logged_steps_can_be_interrupted)
 /* It publishes nothing. */
 TEST(a_crash_during_the_replay_begins_it_again)
 {
-    begin(2);
     for (unsigned i = 0; i < 3; i++)
         crash_and_hold();
     crash_and_mount();
@@ -315,7 +283,6 @@ TEST(a_crash_during_the_replay_begins_it_again)
 /* A crash at some time of the replay that no test chooses. */
 TEST(a_crash_at_any_time_of_the_replay_begins_it_again)
 {
-    begin(2);
     for (unsigned wait = 1; wait < 1 << 13; wait *= 2) {
         crash_and_hold();
         go_on();
@@ -343,7 +310,6 @@ TEST(an_orderly_end_waits_for_the_replay)
 {
     struct client c;
 
-    begin(2);
     crash_and_hold();
     uint64_t oid = cursor_file();
     client_begin(&c, finish);
@@ -362,7 +328,6 @@ TEST(an_orderly_end_waits_for_the_replay)
 /* A change that no client has committed is not durable because a replay has ended. */
 TEST(a_replay_publishes_nothing)
 {
-    begin(2);
     crash_and_hold();
     uint64_t oid = cursor_file();
     go_on();
@@ -375,7 +340,6 @@ TEST(a_replay_publishes_nothing)
 /* _i: its updates are queued, or may be at any place. */
 TEST_LOOP(a_parameter_is_deleted_beside_the_replay, 12)
 {
-    begin(2);
     crash_and_hold();
     unsigned last = w.params - 1;
     if (_i)
@@ -403,7 +367,6 @@ TEST_LOOP(a_root_is_deleted_beside_the_replay, 12)
 {
     struct ht_tx *tx;
 
-    begin(2);
     crash_and_hold();
     if (_i)
         go_on();
@@ -432,7 +395,6 @@ TEST(a_replay_that_fails_lets_nobody_wait)
 {
     struct client c[2];
 
-    begin(2);
     taken_back = 0;
     w.hooks.taken_back = note_taken_back;
     crash_and_hold();
@@ -467,6 +429,7 @@ TEST(mapped_parameters_show_the_full_step_after_a_replay_that_fails)
     enum { CHUNKS = 3 };
     int fd;
 
+    fixture_close(&w);
     memset(&w, 0, sizeof(w));
     w.dram_bytes = 24 * MIB;
     w.shm_bytes = 12 * MIB;
@@ -509,9 +472,8 @@ static bool is_replaying_updates(void)
 TEST_LOOP(a_size_that_comes_late_is_taken_back, 2)
 {
     struct client aborter;
-
-    begin(2);
     uint64_t hash = fixture_hash(&w), bytes = w.param[0].n * dtype_bytes(w.param[0].dtype);
+
     fixture_send(&w, 1, STEPS + 1, 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0); /* so the logged steps are computed again */
     set_hold(&w, true);
@@ -531,4 +493,4 @@ TEST_LOOP(a_size_that_comes_late_is_taken_back, 2)
     crash_and_check();
 }
 
-RUN_TESTS("recover", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)
+RUN_TESTS("recover", .setup = begin, .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -59,11 +59,6 @@ static void begin_as(unsigned way, unsigned threads)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
 
-static void begin(void)
-{
-    begin_as(0, 2);
-}
-
 /* The replay goes on for a while that no test chooses. */
 static void crash_and_begin(unsigned yields)
 {
@@ -131,7 +126,7 @@ TEST(content_is_read_once)
 {
     uint64_t read;
 
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     crash_and_mount();
@@ -142,11 +137,13 @@ TEST(content_is_read_once)
     check(STEPS, hash);
 }
 
-/* Nearly all elements are zero, so the step is logged in few bytes. */
-static void send_thin(void)
+/* Its bytes lie near each other, and stay in memory from one part to the next. */
+TEST(one_step_is_read_once_for_all_parts)
 {
+    begin_as(0, 2);
+    fixture_train(&w, 1, FULL);
+    /* Nearly all elements are zero, so the step is logged in few bytes. */
     enum { EVERY = 1000 };
-
     for (unsigned i = 0; i < w.params; i++) {
         const struct test_param *p = &w.param[i];
         uint8_t *g = calloc(p->n, 4);
@@ -155,14 +152,6 @@ static void send_thin(void)
         write_gradient(&w, p, g);
         free(g);
     }
-}
-
-/* Its bytes lie near each other, and stay in memory from one part to the next. */
-TEST(one_step_is_read_once_for_all_parts)
-{
-    begin();
-    fixture_train(&w, 1, FULL);
-    send_thin();
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert_uint_eq(fixture_stat(&w).logged_steps, 1);
     uint64_t hash = fixture_hash(&w);
@@ -204,7 +193,7 @@ TEST_LOOP(parts_have_the_same_bits, HT_ARRAY_SIZE(ways))
 
 TEST(a_crash_in_any_part_begins_again)
 {
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     for (unsigned yields = 16; yields < 1 << 14; yields *= 4)
@@ -215,7 +204,7 @@ TEST(a_crash_in_any_part_begins_again)
 
 TEST(an_abort_computes_parts)
 {
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     fixture_send_most(&w, STEPS + 1);
@@ -228,7 +217,7 @@ TEST(an_abort_computes_parts)
 /* _i: sooner or later. */
 TEST_LOOP(a_parameter_is_deleted_beside_parts, 4)
 {
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     crash_and_begin(16u << 2 * _i);
@@ -243,7 +232,7 @@ TEST_LOOP(a_parameter_is_deleted_beside_parts, 4)
 /* Nothing of the parts before it stays. */
 TEST(a_failure_in_a_later_part_leaves_the_full_step)
 {
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, FULL);
     uint64_t full = fixture_stored_hash(&w);
     fixture_train(&w, FULL + 1, STEPS);
@@ -292,7 +281,7 @@ TEST(a_range_that_the_parameter_lacks_is_refused)
 {
     static const uint64_t ranges[] = {7, 20, 40, UINT32_MAX};
 
-    begin();
+    begin_as(0, 2);
     fixture_train(&w, 1, STEPS);
     uint64_t hash = fixture_hash(&w);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(ranges); i++) {

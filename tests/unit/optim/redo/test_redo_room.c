@@ -100,14 +100,6 @@ static void wait_for_replay(void)
     ht_optim_recovered(w.o);
 }
 
-/* Nothing of what is set aside for steps to come is there for a replay. */
-static void give_aside(void)
-{
-    lock(w.o);
-    ck_assert(ht_opt_redo_yield_aside(w.o));
-    unlock(w.o);
-}
-
 TEST(a_full_store_computes_logged_steps_again)
 {
     begin(logs);
@@ -136,7 +128,10 @@ TEST(the_largest_gradient_has_its_room)
     uint64_t step = fixture_stat(&w).step;
     ck_assert_uint_ge(fixture_stat(&w).logged_steps, 2);
     hash = fixture_hash(&w);
-    give_aside();
+    /* Nothing of what is set aside for steps to come is there for a replay. */
+    lock(w.o);
+    ck_assert(ht_opt_redo_yield_aside(w.o));
+    unlock(w.o);
     fill();
     crash_and_go_on();
     wait_for_replay();
@@ -179,17 +174,6 @@ static void wait_until_told(void)
     ck_assert_int_eq(ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL), -EAGAIN);
 }
 
-/* A client that claims the model does not wait for space, and learns why. */
-static void claim_is_refused(void)
-{
-    struct ht_optim_claim want = {.name = "trainer"};
-    char why[HT_OPTIM_ERROR_MAX];
-    uint64_t refusals = fixture_stat(&w).refusals;
-
-    ck_assert_int_eq(ht_optim_claim(w.o, ROOT, &want, why), -ENOSPC);
-    ck_assert_uint_gt(fixture_stat(&w).refusals, refusals);
-}
-
 TEST(a_replay_without_room_goes_on_when_files_are_deleted)
 {
     begin(logs);
@@ -199,7 +183,12 @@ TEST(a_replay_without_room_goes_on_when_files_are_deleted)
     uint64_t oid = fill();
     crash_and_go_on();
     wait_until_told();
-    claim_is_refused();
+    /* A client that claims the model does not wait for space, and learns why. */
+    struct ht_optim_claim want = {.name = "trainer"};
+    char why[HT_OPTIM_ERROR_MAX];
+    uint64_t refusals = fixture_stat(&w).refusals;
+    ck_assert_int_eq(ht_optim_claim(w.o, ROOT, &want, why), -ENOSPC);
+    ck_assert_uint_gt(fixture_stat(&w).refusals, refusals);
     forget(oid);
     ht_optim_recovered(w.o);
     check(step);

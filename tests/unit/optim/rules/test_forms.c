@@ -84,12 +84,6 @@ static void fill_block(float *x, size_t n, unsigned how)
     }
 }
 
-static void fill_all(float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i += 256)
-        fill_block(x + i, ht_min_u64(256, n - i), (unsigned)(random_next(&rnd) % 6));
-}
-
 static struct ht_coded coded_at(unsigned form, uint8_t kind, uint8_t *range, uint64_t first, size_t n)
 {
     struct ht_coded c = ht_coded_at(form, range, RANGE, first, n);
@@ -110,7 +104,8 @@ static void compare(const struct ht_codecs *k, unsigned form, uint8_t kind, bool
     struct ht_coded ca = coded_at(form, kind, a, first, n), cb = coded_at(form, kind, b, first, n);
 
     ca.nearest = cb.nearest = nearest;
-    fill_all(in, n);
+    for (size_t i = 0; i < n; i += 256)
+        fill_block(in + i, ht_min_u64(256, n - i), (unsigned)(random_next(&rnd) % 6));
     memset(a, 0x5a, sizeof(a));
     memset(b, 0x5a, sizeof(b));
     ht_codecs_scalar.encode[form](&ca, in);
@@ -170,11 +165,6 @@ struct block {
     uint8_t bytes[HT_FORM_BLOCK_LINEAR + 64];
 };
 
-static void set_scale(struct block *b, size_t n, float scale)
-{
-    memcpy(b->bytes + n, &scale, sizeof(scale));
-}
-
 /* The values of the map, ascending, by the formula of the paper. Returns how many. */
 static size_t published_values(bool is_signed, double *value)
 {
@@ -198,7 +188,7 @@ static void our_values(uint8_t kind, float scale, float value[256])
 
     for (unsigned i = 0; i < 256; i++)
         b.bytes[i] = (uint8_t)i;
-    set_scale(&b, 256, scale);
+    memcpy(b.bytes + 256, &scale, sizeof(scale));
     decode(HT_FORM_DYNAMIC, kind, b.bytes, x, 256);
     for (unsigned i = 0; i < 256; i++)
         value[i] = ht_state_is_positive(kind) ? x[i] : x[(i + 129) & 255]; /* signed: 0 to 128, then -127 to -1 */

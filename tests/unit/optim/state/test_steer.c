@@ -25,7 +25,6 @@ TEST(every_step_has_another_number)
     uint64_t seen[8];
     unsigned n = 0;
 
-    one_param();
     ck_assert_uint_eq(step_open(), 0);
     for (unsigned i = 0; i < 6; i++) {
         step_all(&w);
@@ -56,7 +55,6 @@ TEST(a_condition_that_does_not_hold_changes_nothing)
                                                                                  ht_optim_abort_by};
     char numbers[64];
 
-    one_param();
     for (unsigned i = 0; i < HT_ARRAY_SIZE(verb); i++) {
         struct ht_optim_steer by = only_if(77);
         struct ht_root_stat before = fixture_stat(&w);
@@ -107,7 +105,6 @@ TEST(of_a_commit_and_an_abort_of_one_step_one_wins)
     pthread_t thread;
     unsigned committed = 0, stale = 0;
 
-    one_param();
     stop = false;
     aborted = 0;
     struct test_param *p = &w.param[0];
@@ -159,7 +156,6 @@ TEST(who_has_claimed_a_root_steers_it_alone)
     uint64_t first = 0, second = 0;
     int pid = 0;
 
-    one_param();
     ck_assert_int_eq(claim_as("trainer", NULL, &first, why), 0);
     ck_assert_str_eq(fixture_stat(&w).claimed_by, "trainer");
     ck_assert_int_eq(fixture_stat(&w).claimed_pid, 4711);
@@ -195,7 +191,6 @@ TEST(drop_and_reset_are_judged_where_they_run)
     char why[HT_OPTIM_ERROR_MAX];
     uint64_t claim = 0;
 
-    one_param();
     step_once();
     for (unsigned i = 0; i < HT_ARRAY_SIZE(verb); i++) {
         struct ht_optim_steer by = holder(0);
@@ -223,7 +218,6 @@ TEST(a_claim_is_taken_over_by_name_only)
     char why[HT_OPTIM_ERROR_MAX];
     uint64_t first = 0, second = 0;
 
-    one_param();
     ck_assert_int_eq(claim_as("a", NULL, &first, why), 0);
     ck_assert_int_eq(claim_as("b", "a", &second, why), 0);
     struct ht_optim_steer by = holder(first);
@@ -240,4 +234,4 @@ TEST(a_claim_is_taken_over_by_name_only)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
 }
 
-RUN_TESTS("steer", .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)
+RUN_TESTS("steer", .setup = one_param, .teardown = fixture_end, .timeout_s = 300, .memory = memory_keep)

@@ -124,11 +124,6 @@ static bool second_is_readable(void)
 
 static atomic_int ended;
 
-static bool has_ended(void)
-{
-    return ended != 1;
-}
-
 static void *commit_in_thread(void *unused)
 {
     (void)unused;
@@ -169,7 +164,7 @@ TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
     ended = 1;
     ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, NULL), 0);
     usleep(20000);
-    ck_assert(!has_ended() && !parked.woken);
+    ck_assert(!(ended != 1) && !parked.woken);
     ht_optim_verify(w.o);
     hold_end();
     pthread_join(committer, NULL);

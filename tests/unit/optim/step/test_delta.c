@@ -448,15 +448,14 @@ static void cut_by_abort(void)
     ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
 }
 
-static void cut_by_a_write(void)
-{
-    write_param(&w.param[2]);
-}
+#define CUT(name, ...)     \
+    static void name(void) \
+    {                      \
+        __VA_ARGS__;       \
+    }
 
-static void cut_by_a_number(void)
-{
-    ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 100), 0);
-}
+CUT(cut_by_a_write, write_param(&w.param[2]))
+CUT(cut_by_a_number, ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 100), 0))
 
 static void cut_by_a_reset(void)
 {
@@ -464,20 +463,9 @@ static void cut_by_a_reset(void)
     ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[1].oid, &(struct ht_optim_steer){.claim = 0}), 0);
 }
 
-static void cut_by_a_name(void)
-{
-    ck_assert(ht_optim_renamed(w.o, w.param[0].oid));
-}
-
-static void cut_by_a_mount(void)
-{
-    remount();
-}
-
-static void cut_by_a_crash(void)
-{
-    crash_and_mount();
-}
+CUT(cut_by_a_name, ck_assert(ht_optim_renamed(w.o, w.param[0].oid)))
+CUT(cut_by_a_mount, remount())
+CUT(cut_by_a_crash, crash_and_mount())
 
 static void cut_by_a_deletion(void)
 {

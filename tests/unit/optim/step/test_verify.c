@@ -16,18 +16,6 @@ enum { ELEMENTS = 100000 };
 static struct ht_param *param;
 static struct ht_range *done_range, *written_range;
 
-/* A worker counts down after it has answered the waiting threads. */
-static void wait_for_workers(void)
-{
-    bool busy = true;
-
-    while (busy) {
-        lock(w.o);
-        busy = param->root->running > 0;
-        unlock(w.o);
-    }
-}
-
 /* The first range of the parameter is updated in an open step, the second one has a written gradient. */
 static void make(void)
 {
@@ -45,15 +33,18 @@ static void make(void)
     done_range = ht_opt_range_find(param, 0);
     written_range = ht_opt_range_find(param, 1);
     ck_assert(done_range->state == HT_RANGE_DONE && written_range->written.count == 1);
-    wait_for_workers();
+    /* A worker counts down after it has answered the waiting threads. */
+    bool busy = true;
+    while (busy) {
+        lock(w.o);
+        busy = param->root->running > 0;
+        unlock(w.o);
+    }
 }
 
 /* ------------------------------------------------------------------- errors */
 
-WRONG(a_state_that_is_none)
-{
-    done_range->state = HT_RANGE_FAILED + 1;
-}
+WRONG_BY(a_state_that_is_none, done_range->state = HT_RANGE_FAILED + 1)
 
 WRONG(queued_on_no_queue)
 {
@@ -61,10 +52,7 @@ WRONG(queued_on_no_queue)
     written_range->work = HT_WORK_UPDATE;
 }
 
-WRONG(work_of_an_idle_range)
-{
-    written_range->work = HT_WORK_ADD;
-}
+WRONG_BY(work_of_an_idle_range, written_range->work = HT_WORK_ADD)
 
 WRONG(running_without_work)
 {
@@ -73,20 +61,9 @@ WRONG(running_without_work)
     param->pending = param->refs = param->root->pending = 1;
 }
 
-WRONG(a_failure_that_is_not_counted)
-{
-    done_range->state = HT_RANGE_FAILED;
-}
-
-WRONG(written_bytes_on_no_list)
-{
-    ht_list_del(&written_range->dirty);
-}
-
-WRONG(bytes_both_written_and_frozen)
-{
-    ck_assert_int_eq(ht_interval_set_add(&written_range->frozen, 0, 64), 0);
-}
+WRONG_BY(a_failure_that_is_not_counted, done_range->state = HT_RANGE_FAILED)
+WRONG_BY(written_bytes_on_no_list, ht_list_del(&written_range->dirty))
+WRONG_BY(bytes_both_written_and_frozen, ck_assert_int_eq(ht_interval_set_add(&written_range->frozen, 0, 64), 0))
 
 WRONG(written_bytes_that_a_write_copies)
 {
@@ -95,15 +72,8 @@ WRONG(written_bytes_that_a_write_copies)
     ht_list_add_tail(&param->inflight, &write.link);
 }
 
-WRONG(intervals_beyond_the_range)
-{
-    written_range->written.one.end = HT_SMALL_CHUNK_BYTES + 4;
-}
-
-WRONG(an_empty_interval)
-{
-    written_range->written.one.begin = written_range->written.one.end;
-}
+WRONG_BY(intervals_beyond_the_range, written_range->written.one.end = HT_SMALL_CHUNK_BYTES + 4)
+WRONG_BY(an_empty_interval, written_range->written.one.begin = written_range->written.one.end)
 
 WRONG(a_pending_range_that_is_none)
 {
@@ -112,35 +82,12 @@ WRONG(a_pending_range_that_is_none)
     param->root->pending++;
 }
 
-WRONG(a_root_with_another_count)
-{
-    param->root->pending++;
-}
-
-WRONG(a_backlog_of_nothing)
-{
-    param->root->backlog_bytes += 4096;
-}
-
-WRONG(a_gradient_that_is_not_listed)
-{
-    ht_list_del(&param->touched);
-}
-
-WRONG(gradients_without_a_step)
-{
-    param->root->open = 0;
-}
-
-WRONG(more_ranges_than_there_are)
-{
-    param->complete = param->shape.range_count + 1;
-}
-
-WRONG(fewer_references_than_openers)
-{
-    param->refs = 0;
-}
+WRONG_BY(a_root_with_another_count, param->root->pending++)
+WRONG_BY(a_backlog_of_nothing, param->root->backlog_bytes += 4096)
+WRONG_BY(a_gradient_that_is_not_listed, ht_list_del(&param->touched))
+WRONG_BY(gradients_without_a_step, param->root->open = 0)
+WRONG_BY(more_ranges_than_there_are, param->complete = param->shape.range_count + 1)
+WRONG_BY(fewer_references_than_openers, param->refs = 0)
 
 WRONG(state_of_another_number)
 {
@@ -150,55 +97,16 @@ WRONG(state_of_another_number)
     param->state[0] = param->grad;
 }
 
-WRONG(held_without_the_gate)
-{
-    param->root->hold = true;
-}
-
-WRONG(draining_without_the_gate)
-{
-    param->root->draining = true;
-}
-
-WRONG(closing_without_the_gate)
-{
-    param->root->async = true;
-}
-
-WRONG(deciding_without_a_closer)
-{
-    param->root->deciding = true;
-}
-
-WRONG(shown_without_an_update)
-{
-    done_range->shown = true;
-}
-
-WRONG(a_queue_of_nothing)
-{
-    ht_list_add_tail(&param->root->queue, &param->queued);
-}
-
-WRONG(ready_without_work)
-{
-    ht_list_add_tail(&w.o->ready, &param->root->ready);
-}
-
-WRONG(state_that_no_parameter_has)
-{
-    param->root->totals.state_bytes += 4;
-}
-
-WRONG(a_deleted_parameter_that_counts)
-{
-    param->gone = true;
-}
-
-WRONG(a_sum_on_no_list)
-{
-    param->sum = param->grad;
-}
+WRONG_BY(held_without_the_gate, param->root->hold = true)
+WRONG_BY(draining_without_the_gate, param->root->draining = true)
+WRONG_BY(closing_without_the_gate, param->root->async = true)
+WRONG_BY(deciding_without_a_closer, param->root->deciding = true)
+WRONG_BY(shown_without_an_update, done_range->shown = true)
+WRONG_BY(a_queue_of_nothing, ht_list_add_tail(&param->root->queue, &param->queued))
+WRONG_BY(ready_without_work, ht_list_add_tail(&w.o->ready, &param->root->ready))
+WRONG_BY(state_that_no_parameter_has, param->root->totals.state_bytes += 4)
+WRONG_BY(a_deleted_parameter_that_counts, param->gone = true)
+WRONG_BY(a_sum_on_no_list, param->sum = param->grad)
 
 WRONG(a_state_found_by_another_number)
 {
@@ -219,15 +127,8 @@ WRONG(sections_that_overlap)
     unlock(w.o);
 }
 
-WRONG(memory_of_nothing)
-{
-    w.o->meta_bytes++;
-}
-
-WRONG(a_range_of_another_place)
-{
-    done_range->index = 7;
-}
+WRONG_BY(memory_of_nothing, w.o->meta_bytes++)
+WRONG_BY(a_range_of_another_place, done_range->index = 7)
 
 /* ------------------------------------------------------------------- tests */
 

@@ -5,18 +5,6 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 
-static void make_root_again(void)
-{
-    struct ht_optim_config config = fixture_config(w.config);
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
-    ck_assert_int_eq(ht_optim_root_add(w.o, ROOT, &config, tx), 0);
-    for (unsigned i = 0; i < w.params; i++)
-        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, ROOT, tx), 0);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-}
-
 /* The model is larger than memory, so most bytes stream. */
 TEST(a_step_counts_what_was_written_since_the_one_before)
 {
@@ -39,7 +27,13 @@ TEST(a_step_counts_what_was_written_since_the_one_before)
     ck_assert_uint_ge(sum, all - state * 3 / 2);
 
     ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, fixture_unmake, NULL), 0);
-    make_root_again();
+    struct ht_optim_config config = fixture_config(w.config);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
+    ck_assert_int_eq(ht_optim_root_add(w.o, ROOT, &config, tx), 0);
+    for (unsigned i = 0; i < w.params; i++)
+        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, ROOT, tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ck_assert_uint_eq(fixture_stat(&w).step_written_bytes, 0);
     for (unsigned i = 0; i < w.params; i++)
         forget_state(&w.param[i]);
@@ -129,19 +123,6 @@ TEST(a_change_after_an_early_write_is_not_lost)
     check_all(&w);
 }
 
-static void wait_for_cleaning(void)
-{
-    bool rests = false;
-
-    for (unsigned ms = 0; !rests && ms < 60000; ms++) {
-        ht_store_lock(w.s);
-        rests = !ht_arena_has_final(w.s->arena) && !w.s->flow.writing;
-        ht_store_unlock(w.s);
-        usleep(1000);
-    }
-    ck_assert(rests);
-}
-
 /* The publication writes what an early write could not, and only its own failure is one of the step. */
 TEST(an_early_write_that_fails_is_no_failure_of_the_step)
 {
@@ -150,7 +131,14 @@ TEST(an_early_write_that_fails_is_no_failure_of_the_step)
     ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    wait_for_cleaning();
+    bool rests = false;
+    for (unsigned ms = 0; !rests && ms < 60000; ms++) {
+        ht_store_lock(w.s);
+        rests = !ht_arena_has_final(w.s->arena) && !w.s->flow.writing;
+        ht_store_unlock(w.s);
+        usleep(1000);
+    }
+    ck_assert(rests);
     ck_assert_uint_gt(ht_fault_passed(HT_FAULT_STORE_WRITE), 0);
     ht_fault_disarm_all();
     ck_assert_uint_lt(ht_scope_written_bytes(w.s, ROOT), before + STATE);

@@ -50,12 +50,6 @@ static bool is_found(const struct entry *e)
     return x;
 }
 
-static void meet_bucket(size_t bucket)
-{
-    for (struct entry *e = *ht_bucket_at(&t, bucket); e; e = e->next)
-        e->met++;
-}
-
 static void teardown(void)
 {
     ht_buckets_free(&t);
@@ -85,7 +79,8 @@ TEST_LOOP(a_walk_meets_each_entry_once_while_the_table_grows, 6)
     for (unsigned i = 0; i < FIRST; i++)
         add(i);
     do {
-        meet_bucket(bucket);
+        for (struct entry *e = *ht_bucket_at(&t, bucket); e; e = e->next)
+            e->met++;
         bucket = ht_buckets_next(&t, bucket);
         for (unsigned k = 0; k < (unsigned)_i && next < FIRST + MORE; k++)
             add(next++);

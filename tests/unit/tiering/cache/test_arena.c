@@ -391,12 +391,6 @@ static void mark(uint32_t n, uint32_t was, uint32_t is)
     }
 }
 
-static void came(uint32_t n)
-{
-    mark(n, 0, n + 1);
-    images[images_count++] = n;
-}
-
 static void went(uint32_t n)
 {
     uint32_t i = 0;
@@ -448,11 +442,6 @@ static void compare(void)
     ck_assert_uint_le(ht_arena_moving_bytes(model), ht_arena_bytes(model));
 }
 
-static uint32_t any_bytes(void)
-{
-    return 1 + rnd(1u << (12 + rnd(9)));
-}
-
 static uint32_t get_any(uint32_t bytes)
 {
     static const uint32_t tries[] = {0, 3, HT_ARENA_ASK_ALL, HT_ARENA_FORCE};
@@ -462,7 +451,8 @@ static uint32_t get_any(uint32_t bytes)
         return n;
     ck_assert_uint_ge(ht_arena_slot_bytes(model, n), bytes);
     ck_assert_uint_eq(ht_arena_slot_bytes(model, n), ht_round_up(bytes, 1 << 16));
-    came(n);
+    mark(n, 0, n + 1);
+    images[images_count++] = n;
     return n;
 }
 
@@ -492,7 +482,7 @@ static void one_step(void)
     uint32_t what = n == HT_SLOT_NONE ? 0 : rnd(9);
 
     if (what < 3) {
-        n = get_any(any_bytes());
+        n = get_any(1 + rnd(1u << (12 + rnd(9))));
         if (n == HT_SLOT_NONE)
             return;
         ht_arena_attach(model, n, has + rnd(64), rnd(3), true);

@@ -49,20 +49,6 @@ static void *ask(void *arg)
     return NULL;
 }
 
-/* Returns when a thread waits: then a caller that does not wait gets nothing, though enough is free. */
-static void await_waiter(void)
-{
-    void *buf[MANY_MAX];
-    uint64_t until = ht_now_ns() + PATIENCE_S * 1000000000ull;
-    int rc;
-
-    while ((rc = get(1, true, buf)) == 0 && ht_now_ns() < until) {
-        put(1, buf);
-        sched_yield();
-    }
-    ck_assert_int_eq(rc, -EAGAIN);
-}
-
 TEST(a_request_is_not_overtaken_by_smaller_ones)
 {
     void *mine[MANY_MAX];
@@ -73,7 +59,15 @@ TEST(a_request_is_not_overtaken_by_smaller_ones)
     begin();
     ck_assert_int_eq(get(8, false, mine), 0);
     pthread_create(&large.thread, NULL, ask, &large);
-    await_waiter();
+    /* Until a thread waits: then a caller that does not wait gets nothing, though enough is free. */
+    void *buf[MANY_MAX];
+    uint64_t until = ht_now_ns() + PATIENCE_S * 1000000000ull;
+    int rc;
+    while ((rc = get(1, true, buf)) == 0 && ht_now_ns() < until) {
+        put(1, buf);
+        sched_yield();
+    }
+    ck_assert_int_eq(rc, -EAGAIN);
     ck_assert_int_eq(atomic_load(&turns), 0);
     put(8, mine);
     atomic_store(&go_back, true);

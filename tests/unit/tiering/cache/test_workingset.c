@@ -19,18 +19,20 @@ static bool unprotect(void *ctx, uint32_t slot)
     return true;
 }
 
-static void begin(void)
-{
-    ck_assert_int_eq(ht_arena_new((uint64_t)SLOTS * CHUNK, NULL, unprotect, NULL, &arena), 0);
-    for (unsigned i = 0; i < THINGS; i++)
-        slot_of[i] = HT_SLOT_NONE;
-}
-
 static void end(void)
 {
     if (arena)
         ht_arena_free(arena);
     arena = NULL;
+}
+
+/* In place of the arena that there may be. */
+static void begin(void)
+{
+    end();
+    ck_assert_int_eq(ht_arena_new((uint64_t)SLOTS * CHUNK, NULL, unprotect, NULL, &arena), 0);
+    for (unsigned i = 0; i < THINGS; i++)
+        slot_of[i] = HT_SLOT_NONE;
 }
 
 /* True: its image was there. */
@@ -68,13 +70,11 @@ TEST(passes_over_more_than_fits_hit_the_workingset)
         for (int n = 0; n < 20; n++)
             ck_assert_uint_ge(pass(0, sizes[i]), WORKINGSET_MAX - 1);
         ck_assert_uint_eq(ht_arena_sums(arena)->workingset_bytes, (uint64_t)WORKINGSET_MAX * CHUNK);
-        end();
     }
 }
 
 TEST(what_fits_hits_always_after_other_work)
 {
-    begin();
     for (int n = 0; n < 10; n++)
         pass(0, 2 * SLOTS);
     unsigned passes = 0;
@@ -85,7 +85,6 @@ TEST(what_fits_hits_always_after_other_work)
 
 TEST(one_pass_over_something_else_leaves_the_workingset)
 {
-    begin();
     for (int n = 0; n < 5; n++)
         pass(0, 2 * SLOTS);
     pass(4 * SLOTS, SLOTS);
@@ -94,7 +93,6 @@ TEST(one_pass_over_something_else_leaves_the_workingset)
 
 TEST(protected_images_take_the_room_of_the_workingset)
 {
-    begin();
     for (int n = 0; n < 3; n++)
         pass(0, 2 * SLOTS);
     for (unsigned i = 0; i < SLOTS / 2; i++) {
@@ -111,7 +109,6 @@ TEST(protected_images_take_the_room_of_the_workingset)
 
 TEST(by_force_all_may_go)
 {
-    begin();
     for (int n = 0; n < 3; n++)
         pass(0, 2 * SLOTS);
     for (unsigned i = 0; i < THINGS; i++)
@@ -129,7 +126,6 @@ static void dirty(unsigned thing)
 
 TEST(scratch_presses_only_when_room_was_short)
 {
-    begin();
     for (unsigned i = 0; i < SLOTS; i++) {
         dirty(i);
         ht_arena_set_dirty(arena, slot_of[i], false);
@@ -155,7 +151,6 @@ TEST(what_passes_has_room)
 
 TEST(dirty_images_of_the_workingset_do_not_press)
 {
-    begin();
     for (int n = 0; n < 3; n++)
         pass(0, 2 * SLOTS);
     unsigned workingset = 0;
@@ -168,4 +163,4 @@ TEST(dirty_images_of_the_workingset_do_not_press)
     ck_assert(!ht_arena_under_pressure(arena));
 }
 
-RUN_TESTS("workingset", .teardown = end)
+RUN_TESTS("workingset", .setup = begin, .teardown = end)

@@ -7,7 +7,6 @@
 
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
-#include "tiering/io/dev.h"
 #include "tiering/io/rings.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"

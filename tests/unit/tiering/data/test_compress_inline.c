@@ -8,7 +8,6 @@
 
 #include "tests/support/group.h"
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/cache/staging.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"

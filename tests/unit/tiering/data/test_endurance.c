@@ -24,6 +24,7 @@ static void setup(void)
 
 static void teardown(void)
 {
+    fixture_end();
     ht_event_set_sink(NULL, NULL);
 }
 
@@ -50,7 +51,6 @@ TEST(all_that_devices_take_counts_for_the_day)
     ck_assert_uint_ge(after.day_written_bytes, before.day_written_bytes + 4 * MIB);
     ck_assert_uint_eq(after.day_written_bytes, after.device_written_bytes); /* log and superblocks, too */
     ck_assert_uint_eq(after.endurance_bytes, 0);
-    done();
 }
 
 TEST(the_warning_names_bytes_and_budget_and_comes_once)
@@ -77,7 +77,6 @@ TEST(the_warning_names_bytes_and_budget_and_comes_once)
     write_synced(4, 0);
     ht_store_watch_devices(s);
     ck_assert_uint_eq(warnings, 1);
-    done();
 }
 
 TEST(a_thread_of_the_store_looks_at_the_budget)
@@ -88,7 +87,6 @@ TEST(a_thread_of_the_store_looks_at_the_budget)
     for (unsigned i = 0; i < 6000 && warnings == 0; i++)
         usleep(10000);
     ck_assert_uint_eq(warnings, 1);
-    done();
 }
 
 TEST(what_is_written_counts_for_the_scope_of_its_object)
@@ -106,7 +104,6 @@ TEST(what_is_written_counts_for_the_scope_of_its_object)
     write_synced(1, ONE);
     ck_assert_uint_eq(ht_scope_written_bytes(s, ONE), 3 * MIB);
     ck_assert_uint_eq(ht_scope_written_bytes(s, 300), 0);
-    done();
 }
 
 TEST(each_device_of_the_store_has_its_rates)
@@ -121,7 +118,6 @@ TEST(each_device_of_the_store_has_its_rates)
     ht_store_device_stat(s, 0, &st);
     ck_assert(st.rate[HT_DIRECTION_WRITE].known);
     ck_assert_uint_gt(st.rate[HT_DIRECTION_WRITE].bytes_per_s, 0);
-    done();
 }
 
 RUN_TESTS("endurance", .setup = setup, .teardown = teardown, .timeout_s = 60)

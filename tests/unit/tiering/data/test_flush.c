@@ -7,8 +7,6 @@
 #include "tests/support/memory.h"
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/cached_devices.h"
-#include "tiering/api/background.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/members.h"
 

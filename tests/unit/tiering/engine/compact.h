@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 
 #include "tests/unit/tiering/store/fixture.h"

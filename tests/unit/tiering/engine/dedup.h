@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/engine_priv.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/io/dev.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
 

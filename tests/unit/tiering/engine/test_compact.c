@@ -2,13 +2,18 @@
 /* test_compact.c - content leaves nearly empty groups of blocks, with all of its owners, and nothing else changes. */
 
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/background.h"
 #include "tiering/base/fault.h"
 #include "tiering/io/gate.h"
 
+static void end(void)
+{
+    if (s)
+        expect_all();
+    fixture_end();
+}
+
 TEST(nearly_empty_groups_become_free)
 {
-    fresh(32, false);
     sparse(16); /* one chunk in each MiB */
     uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes, memory = engine_memory_bytes();
     ck_assert_int_eq(background_compact(s), 0);
@@ -33,7 +38,6 @@ TEST(all_owners_move_together)
 {
     struct ht_obj *other[FILES] = {NULL};
 
-    fresh(32, false);
     sparse(16);
     for (unsigned i = 0; i < FILES; i++) {
         if (!file[i])
@@ -67,7 +71,6 @@ TEST(all_owners_move_together)
 /* Something in each group is not published, or newer in memory: the group stays whole as it is. */
 TEST_LOOP(a_group_that_cannot_be_emptied_is_left_alone, 2)
 {
-    fresh(32, false);
     sparse(16);
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
@@ -85,7 +88,6 @@ TEST_LOOP(a_group_that_cannot_be_emptied_is_left_alone, 2)
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
     ht_store_verify(s, true);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    expect_all();
 }
 
 /* Clones of an open scope own the content, too, and no transaction may name their places: nothing is even read. */
@@ -93,7 +95,6 @@ TEST(what_may_not_move_is_not_read)
 {
     struct ht_obj *twin[FILES] = {NULL};
 
-    fresh(32, false);
     sparse(16);
     for (unsigned i = 0; i < FILES; i++)
         if (file[i]) {
@@ -105,7 +106,6 @@ TEST(what_may_not_move_is_not_read)
     ck_assert_uint_eq(stats().device_read_bytes, before.device_read_bytes);
     ck_assert_uint_eq(figures().emptied, 0);
     ck_assert_uint_gt(figures().skipped, 0);
-    expect_all();
 }
 
 TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
@@ -113,7 +113,6 @@ TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM, HT_FAULT_IO_WRITE,
                                                  HT_FAULT_IO_FLUSH, HT_FAULT_SPACE_RESERVE};
 
-    fresh(32, false);
     sparse(16);
     uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes;
     ht_fault_arm(points[_i], 1, true);
@@ -130,7 +129,6 @@ TEST_LOOP(an_error_leaves_everything_where_it_was, 5)
     expect_all();
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 8);
-    expect_all();
 }
 
 /* After a power cut all files with a number are whole. */
@@ -146,7 +144,6 @@ static void expect_all_after_crash(const uint64_t oid[FILES])
 
 TEST(a_crash_leaves_all_content)
 {
-    fresh(32, false);
     sparse(16);
     ck_assert_int_eq(background_compact(s), 0);
     uint64_t oid[FILES] = {0};
@@ -203,7 +200,6 @@ TEST(compressed_content_moves_as_it_is)
         expect(file[i], 0, content[i], i == 16 ? 1000 : SMALL);
     memset(content[16] + 1000, 0, SMALL - 1000);
     ck_assert_int_eq(ht_obj_truncate(file[16], SMALL), 0);
-    expect_all();
 }
 
 /* ------------------------------------------------------------ odd content */
@@ -283,7 +279,6 @@ TEST(content_in_pieces_is_moved_once)
     ck_assert_uint_eq(figures().moved_bytes, SMALL);
     ck_assert_uint_eq(figures().emptied, 2);
     ht_store_verify(s, true);
-    expect_all();
 }
 
 /* A step ends after its bytes (0), or at its time (1): then a device that takes 6 ms serves one move. */
@@ -293,7 +288,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     bool slow = _i;
     uint64_t most = 0;
 
-    fresh(32, false);
     sparse(16);
     dev_set_delay(dev, slow ? 6 : 0);
     for (unsigned i = 0; i < 1000 && figures().passes == 0; i++) {
@@ -307,7 +301,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_uint_gt(most, 0);
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT); /* a move reads and writes */
-    expect_all();
 }
 
 static void *compact_main(void *arg)
@@ -332,7 +325,6 @@ TEST_LOOP(several_contents_move_at_once, 2)
 {
     pthread_t thread;
 
-    fresh(32, false);
     sparse(16);
     dev_stall_at(dev, _i ? HT_IO_WRITE : HT_IO_READ, 6);
     ck_assert_int_eq(pthread_create(&thread, NULL, compact_main, NULL), 0);
@@ -344,13 +336,11 @@ TEST_LOOP(several_contents_move_at_once, 2)
     pthread_join(thread, NULL);
     ck_assert_uint_ge(figures().emptied, 12);
     ht_store_verify(s, true);
-    expect_all();
 }
 
 /* One of those that are in flight together fails: the others move, and its group is tried again. */
 TEST_LOOP(what_fails_keeps_its_group_alone, 2)
 {
-    fresh(32, false);
     sparse(16);
     uint64_t free_bytes = stats().free_bytes;
     dev_fail(dev, _i ? HT_IO_WRITE : HT_IO_READ, 6, false);
@@ -375,7 +365,6 @@ static void count_wakes(struct ht_store *store, const struct ht_wakes *w)
 /* It is woken once for all that became free before it looked. */
 TEST(it_sleeps_until_there_is_space_to_gain)
 {
-    fresh(32, false);
     ck_assert_uint_eq(ht_alloc_sparse_groups(s->alloc), 0); /* superblocks and logs never move */
     s->hooks.wake_engines = count_wakes;
     wakes = 0;
@@ -390,7 +379,6 @@ TEST(it_sleeps_until_there_is_space_to_gain)
     ck_assert_uint_ge(figures().emptied, 12);
     ck_assert_uint_eq(wakes, 1);
     ht_store_verify(s, true);
-    expect_all();
 }
 
 /* A second lies between two passes. */
@@ -468,7 +456,6 @@ TEST(much_more_space_to_gain_ends_a_pause)
     ck_assert_uint_eq(wakes, 1);
     finish_pass();
     ck_assert_uint_ge(figures().emptied, 30);
-    expect_all();
 }
 
 TEST(it_looks_again_when_the_log_has_grown)
@@ -481,7 +468,6 @@ TEST(it_looks_again_when_the_log_has_grown)
     ck_assert_uint_eq(wakes, 1);
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
-    expect_all();
 }
 
 /* The record may be older than its last pass. */
@@ -500,7 +486,6 @@ TEST(it_looks_again_when_space_became_free)
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_uint_eq(wakes, 1);
-    expect_all();
 }
 
 /* The blocks that a device discards are marked as taken, so it may have looked while nothing was to gain. */
@@ -525,21 +510,14 @@ TEST(it_is_woken_when_a_discard_ends)
 /* Groups are closed then, and their moves are not durable. The rate lets the engine wait behind its first unit. */
 TEST(a_store_closes_in_the_middle_of_a_batch)
 {
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .compact = true,
-                                 .background_rate_bytes = 128 << 10};
     uint64_t oid[FILES] = {0};
 
-    fresh(32, false);
     sparse(16);
     for (unsigned i = 0; i < FILES; i++)
         if (file[i])
             oid[i] = ht_obj_id(file[i]);
     unmount_store();
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.compact = true, .background_rate_bytes = 128 << 10);
     WAIT_FOR(figures().moved_bytes > 0);
     ht_store_verify(s, false);
     ck_assert_int_eq(ht_store_unmount(s), 0);
@@ -594,7 +572,6 @@ TEST(writers_and_readers_beside_it_lose_nothing)
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_store_verify(s, false);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
-    expect_all();
 }
 
-RUN_TESTS("compact", .timeout_s = 300, .teardown = fixture_end)
+RUN_TESTS("compact", .timeout_s = 300, .setup = fixture_begin, .teardown = end)

@@ -7,11 +7,6 @@
 
 enum { OWNERS = 5000, OWNERS_LONG = 100000 };
 
-static unsigned very_many(void)
-{
-    return getenv("HITRAIN_LONG") ? OWNERS_LONG : OWNERS;
-}
-
 /* With a log for so many owners. A tensor leaves little space, so that there is some to gain. */
 static void fresh_for(unsigned owners)
 {
@@ -19,11 +14,6 @@ static void fresh_for(unsigned owners)
 
     fresh_with_log(mib, log_mib * MIB, false);
     (void)tensor_of((unsigned)(stats().free_bytes / MIB - 30));
-}
-
-static struct ht_obj *with_owners(unsigned n)
-{
-    return with_owners_of(file[160], SMALL, n);
 }
 
 static void expect_owners(struct ht_obj *o, unsigned n)
@@ -42,11 +32,11 @@ static void expect_owners(struct ht_obj *o, unsigned n)
 /* All in one transaction: a crash later they are still together. */
 TEST(content_of_very_many_owners_moves)
 {
-    unsigned n = very_many();
+    unsigned n = getenv("HITRAIN_LONG") ? OWNERS_LONG : OWNERS;
 
     fresh_for(n);
     sparse(16);
-    struct ht_obj *o = with_owners(n);
+    struct ht_obj *o = with_owners_of(file[160], SMALL, n);
     uint64_t oid = ht_obj_id(o), block = block_of(o, 0), free_bytes = stats().free_bytes;
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);
@@ -68,7 +58,7 @@ TEST(very_many_owners_need_a_step_that_may_be_long)
 
     fresh_for(n);
     sparse(16);
-    struct ht_obj *o = with_owners(n);
+    struct ht_obj *o = with_owners_of(file[160], SMALL, n);
     uint64_t block = block_of(o, 0);
     while (!figures().passes) {
         struct ht_budget budget = {.most_bytes = MIB, .until_ns = UINT64_MAX, .may_be_long = is_long};
@@ -93,7 +83,7 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
 
     fresh_for(n);
     sparse(16);
-    struct ht_obj *o = with_owners(n);
+    struct ht_obj *o = with_owners_of(file[160], SMALL, n);
     struct ht_move_owner *owner = test_alloc((n + 1) * sizeof(*owner));
     for (unsigned i = 0; i < n; i++)
         owner[i] = (struct ht_move_owner){o, i};
@@ -134,7 +124,7 @@ TEST_LOOP(content_of_too_many_owners_stays, 2)
     fixture_owners_max = 64;
     fresh(32, false);
     sparse(16);
-    struct ht_obj *o = with_owners(63 + (unsigned)_i);
+    struct ht_obj *o = with_owners_of(file[160], SMALL, 63 + (unsigned)_i);
     uint64_t block = block_of(o, 0);
     ck_assert_int_eq(background_compact(s), 0);
     ck_assert_uint_ge(figures().emptied, 12);

@@ -10,7 +10,6 @@
 
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
@@ -122,6 +121,8 @@ static void begin_compressed(void)
 
 static void teardown(void)
 {
+    if (obj)
+        expect_all();
     done();
     ht_event_set_sink(NULL, NULL);
     fixture_shm_bytes = 0;
@@ -143,7 +144,6 @@ TEST(content_is_smaller_and_the_same)
     ck_assert_uint_eq(engine_figure("recompress", "saved_bytes"), before - stored());
     ck_assert_uint_eq(stats().available_bytes, available + before - stored());
     ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
-    expect_all();
 }
 
 TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
@@ -156,7 +156,6 @@ TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
     ck_assert_int_eq(ht_store_checkpoint(s), 0);
     obj = after(crash, obj);
     ck_assert_uint_eq(stored(), small);
-    expect_all();
 }
 
 TEST(what_changed_since_the_round_before_waits)
@@ -169,7 +168,6 @@ TEST(what_changed_since_the_round_before_waits)
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
-    expect_all();
 }
 
 TEST(what_is_not_published_waits)
@@ -216,6 +214,7 @@ TEST(what_saves_too_little_is_tried_once)
     sync_object();
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 1);
+    obj = NULL; /* has other content */
 }
 
 /* A chunk that cannot be read is read once, and the others are compressed. */
@@ -232,7 +231,6 @@ TEST(damage_is_not_read_in_each_round)
     compress_cold();
     ck_assert_uint_eq(stats().device_read_bytes, read_bytes);
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS - 1);
-    expect_all();
 }
 
 TEST(a_full_store_ends_the_round)
@@ -305,7 +303,6 @@ TEST(content_does_not_come_in_more_pieces)
     ck_assert_int_eq(background_compress(s), -EAGAIN);
     for (unsigned i = 0; i < CHUNKS; i++)
         ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
-    expect_all();
 }
 
 TEST(the_next_rewrite_still_has_its_space)
@@ -322,7 +319,6 @@ TEST(the_next_rewrite_still_has_its_space)
     content_random(content, BYTES, 3);
     put(0, BYTES);
     sync_object();
-    expect_all();
 }
 
 TEST(a_read_only_store_reads_and_compresses_nothing)
@@ -337,7 +333,6 @@ TEST(a_read_only_store_reads_and_compresses_nothing)
         ck_assert_int_eq(background_compress(s), 0);
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), 0);
     ck_assert_uint_eq(stats().device_written_bytes, written);
-    expect_all();
 }
 
 TEST(small_chunks_too)
@@ -349,7 +344,6 @@ TEST(small_chunks_too)
     ck_assert_uint_lt(stored(), before * 10 / 13);
     expect_all();
     obj = after(remount, obj);
-    expect_all();
 }
 
 TEST(a_long_object_is_looked_at_in_parts)
@@ -385,7 +379,6 @@ TEST(frames_share_a_flush_and_a_transaction)
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), BYTES / SMALL + 1);
     ck_assert_uint_le(stats().device_flushes - flushes, 4);
-    expect_all();
 }
 
 static struct ht_obj *copy;
@@ -517,7 +510,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_gt(b.bytes, 0);
     ck_assert_uint_le(b.bytes, _i ? 2 * SMALL : MIB / 4 + 2 * SMALL);
     ht_engine_stop(s);
-    expect_all();
 }
 
 /* The flush fails: no chunk has a frame, and all have their content. */
@@ -534,7 +526,6 @@ TEST(frames_that_are_not_flushed_are_not_published)
     ck_assert_int_eq(ht_store_commit(s), 0);
     compress();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
-    expect_all();
 }
 
 /* --------------------------------------------------- compressed content changes */
@@ -556,7 +547,6 @@ TEST(a_part_is_written)
     expect_all();
     compress_cold();
     ck_assert_uint_gt(engine_figure("recompress", "chunks"), CHUNKS);
-    expect_all();
 }
 
 TEST_LOOP(a_part_is_cut_off_and_grows_again_as_zeros, 4)
@@ -578,7 +568,6 @@ TEST_LOOP(a_part_is_cut_off_and_grows_again_as_zeros, 4)
     obj = after(remount, obj);
     expect_all();
     compress_cold();
-    expect_all();
 }
 
 TEST(a_clone_shares_the_frame)
@@ -597,6 +586,7 @@ TEST(a_clone_shares_the_frame)
     memcpy(content + 10, "other", 5);
     ht_obj_evict(twin);
     expect(twin, 0, content, BYTES);
+    obj = NULL; /* has other content */
 }
 
 /* mode: of a batch pin, whose buffers are images or staging. */
@@ -623,7 +613,6 @@ TEST(an_update_reads_it_and_writes_raw_bytes)
     sync_object();
     for (uint64_t i = 0; i < CHUNKS; i++)
         ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
-    expect_all();
 }
 
 TEST(a_passthrough_file_shows_it)
@@ -641,7 +630,6 @@ TEST(a_passthrough_file_shows_it)
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS); /* not again */
     ht_obj_shm_close(obj);
-    expect_all();
 }
 
 TEST(scrub_finds_nothing)
@@ -687,7 +675,6 @@ TEST_LOOP(a_damaged_frame_is_an_error_of_that_chunk, 12)
     ck_assert_uint_eq(st.run_found, !decodes);
     put(MIB, MIB);
     sync_object();
-    expect_all();
 }
 
 /* The image is the second copy of a damaged frame, if encoding it gives that frame. */
@@ -711,8 +698,8 @@ TEST_LOOP(a_damaged_frame_is_repaired_from_memory_that_is_verified, 2)
     ck_assert_uint_eq(st.run_repaired, !wrong);
     ht_obj_evict(obj);
     ck_assert_int_eq(ht_obj_read(obj, MIB + 5, &byte, 1), wrong ? -EIO : 1);
-    if (!wrong)
-        expect(obj, 0, content, BYTES);
+    if (wrong)
+        obj = NULL;
 }
 
 /* Without memory a frame is read as well as raw content. */
@@ -779,7 +766,6 @@ TEST(whichever_thread_changes_a_chunk_first_wins)
     expect_all();
     sync_object();
     obj = after(crash, obj);
-    expect_all();
 }
 
 RUN_TESTS("compress", .setup = setup, .teardown = teardown, .timeout_s = 120)

@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/api/background.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/owners.h"
@@ -110,20 +109,6 @@ static void teardown(void)
     put_owners();
     done();
     free(content);
-}
-
-static void fill_the_store(void)
-{
-    struct ht_obj *rest = object(MIB, 0);
-    uint8_t *block = pattern(MIB, 8);
-    uint64_t at = 0;
-
-    while (ht_obj_write(rest, at, block, MIB) == MIB)
-        at += MIB;
-    while (ht_obj_write(rest, at, block, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
-        at += HT_BLOCK_BYTES;
-    put_object(rest);
-    free(block);
 }
 
 /* Each place once in the figures, and its space is free once. */
@@ -238,7 +223,15 @@ TEST(each_owner_can_still_be_rewritten)
     ck_assert_int_eq(ht_obj_rewrite_reserve(owner[2], BYTES), 0);
     compress_cold();
     ck_assert_uint_eq(engine_figure("recompress", "chunks"), CHUNKS);
-    fill_the_store();
+    struct ht_obj *rest = object(MIB, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0;
+    while (ht_obj_write(rest, at, block, MIB) == MIB)
+        at += MIB;
+    while (ht_obj_write(rest, at, block, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
+        at += HT_BLOCK_BYTES;
+    put_object(rest);
+    free(block);
     uint8_t *was = test_alloc(BYTES);
     memcpy(was, content, BYTES);
     content_random(content, BYTES, 3);
@@ -448,14 +441,6 @@ static void *compress_always(void *arg)
     return NULL;
 }
 
-static void wait_for_chunks(void)
-{
-    const struct timespec pause = {.tv_nsec = 1000000};
-
-    for (unsigned i = 0; !engine_figure("recompress", "chunks") && i < 2000; i++)
-        nanosleep(&pause, NULL);
-}
-
 /* One thread changes owners and makes others; the other compresses whatever it finds. */
 TEST(whichever_thread_changes_an_owner_first_wins)
 {
@@ -483,7 +468,9 @@ TEST(whichever_thread_changes_an_owner_first_wins)
         share(owner[0], owner[1], BYTES); /* all have the same again, raw or not */
         memcpy(mine, content, BYTES);
         ck_assert_int_eq(ht_store_commit(s), 0);
-        wait_for_chunks();
+        const struct timespec pause = {.tv_nsec = 1000000};
+        for (unsigned ms = 0; !engine_figure("recompress", "chunks") && ms < 2000; ms++)
+            nanosleep(&pause, NULL);
     }
     ended = true;
     pthread_join(thread, NULL);

@@ -310,18 +310,9 @@ static unsigned commit_ms = 10;
 
 static void mount_for_dedup(uint64_t index_bytes, bool threads)
 {
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .no_threads = !threads,
-                                 .commit_ms = commit_ms,
-                                 .dedup = threads,
-                                 .background_rate_bytes = 1ull << 40,
-                                 .dedup_index_bytes = index_bytes};
-
     unmount_store();
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.no_threads = !threads, .commit_ms = commit_ms, .dedup = threads, .background_rate_bytes = 1ull << 40,
+             .dedup_index_bytes = index_bytes);
 }
 
 TEST(a_small_index_finds_all_in_parts)
@@ -487,19 +478,6 @@ TEST_LOOP(a_step_keeps_to_its_budget, 2)
     ck_assert_uint_le(most, slow ? 2 * SMALL : LIMIT);
 }
 
-/* Writes and syncs other content until the engine has made so many passes more. */
-static void wait_for_passes(uint64_t passes)
-{
-    struct ht_obj *o = object(SMALL, 0);
-    uint64_t end = figures().passes + passes;
-
-    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes < end; ms++) {
-        put_synced(o, 0, (const uint8_t *)&ms, sizeof(ms));
-        usleep(1000);
-    }
-    ck_assert_uint_ge(figures().passes, end);
-}
-
 /* A checksum that is wrong, or the same for different bytes. */
 TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
 {
@@ -513,7 +491,14 @@ TEST_LOOP(a_comparison_in_vain_is_not_repeated, 2)
         ht_fault_arm(HT_FAULT_STORE_CHECKSUM, 1, true);
     mount_for_dedup(0, true);
     WAIT_FOR(figures().different + figures().skipped + figures().shared_bytes > 0);
-    wait_for_passes(3);
+    /* Other content is written until the engine has made three passes more. */
+    struct ht_obj *o = object(SMALL, 0);
+    uint64_t end = figures().passes + 3;
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().passes < end; ms++) {
+        put_synced(o, 0, (const uint8_t *)&ms, sizeof(ms));
+        usleep(1000);
+    }
+    ck_assert_uint_ge(figures().passes, end);
     ht_fault_disarm_all();
     ck_assert_uint_eq(figures().different, _i);
     ck_assert_uint_eq(figures().skipped, _i ? 0 : 2);

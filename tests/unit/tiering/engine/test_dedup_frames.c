@@ -4,7 +4,6 @@
 #include "tests/unit/tiering/engine/collision.h"
 #include "tests/unit/tiering/engine/dedup.h"
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/background.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/codec/frame.h"

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_discard.c - devices forget free space, and nothing else. A device of memory then reads as no content does. */
 
-#include "tiering/io/dev.h"
-#include "tiering/api/background.h"
-#include "tiering/engine/engine.h"
-#include "tiering/object/context.h"
-
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { BYTES = 3 * MIB, DISCARDED = 0xd1 };
@@ -46,15 +41,6 @@ static uint64_t on_device(uint8_t byte)
     return bytes;
 }
 
-static void expect_byte(struct ht_obj *o, uint8_t byte, size_t n)
-{
-    uint8_t *want = malloc(n);
-
-    memset(want, byte, n);
-    expect(o, 0, want, n);
-    free(want);
-}
-
 static void setup(void)
 {
     fixture_discard = true;
@@ -78,7 +64,10 @@ TEST(what_became_free_is_discarded_once_the_log_is_durable)
     background_discard(s);
     ck_assert_uint_eq(counters().discarded_bytes, BYTES);
     kept = after(remount, kept);
-    expect_byte(kept, 'k', BYTES);
+    uint8_t *want = malloc(BYTES);
+    memset(want, 'k', BYTES);
+    expect(kept, 0, want, BYTES);
+    free(want);
 }
 
 TEST(space_that_is_in_use_again_is_not_discarded)

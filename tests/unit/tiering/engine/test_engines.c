@@ -3,8 +3,6 @@
 
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/background.h"
-#include "tiering/base/log.h"
 
 enum { WRITERS = 2, BYTES = 10 * SMALL + 1000, STEPS = 50, STORE_MIB = 64 };
 
@@ -47,13 +45,6 @@ static void write_part(struct writer *w, const uint8_t *from, uint64_t off, uint
     w->size = ht_max_u64(w->size, off + n);
 }
 
-static void cut(struct writer *w, uint64_t size)
-{
-    ck_assert_int_eq(ht_obj_truncate(w->o, size), 0);
-    memset(&w->want[size], 0, BYTES - size);
-    w->size = size;
-}
-
 static void expect_file(struct writer *w)
 {
     if (w->size)
@@ -67,7 +58,9 @@ static void change(struct writer *w)
 
     switch (random_next(&w->x) % 6) {
     case 0:
-        cut(w, off);
+        ck_assert_int_eq(ht_obj_truncate(w->o, off), 0);
+        memset(&w->want[off], 0, BYTES - off);
+        w->size = off;
         break;
     case 1:
         write_part(w, zeros, off, n);
@@ -89,14 +82,6 @@ static void *write_always(void *arg)
     return NULL;
 }
 
-static void begin_writers(void)
-{
-    for (unsigned i = 0; i < WRITERS; i++) {
-        writer[i] = (struct writer){.o = object(SMALL, 0), .want = test_alloc(BYTES), .x = 77 + i};
-        ck_assert_int_eq(pthread_create(&writer[i].thread, NULL, write_always, &writer[i]), 0);
-    }
-}
-
 TEST(files_that_change_beside_all_engines_lose_nothing)
 {
     uint64_t oid[WRITERS];
@@ -109,7 +94,10 @@ TEST(files_that_change_beside_all_engines_lose_nothing)
     content_bf16(shared, BYTES, 5);
     sparse(16);
     ended = false;
-    begin_writers();
+    for (unsigned i = 0; i < WRITERS; i++) {
+        writer[i] = (struct writer){.o = object(SMALL, 0), .want = test_alloc(BYTES), .x = 77 + i};
+        ck_assert_int_eq(pthread_create(&writer[i].thread, NULL, write_always, &writer[i]), 0);
+    }
     ck_assert_int_eq(pthread_create(&background, NULL, work_in_background, NULL), 0);
     for (unsigned i = 0; i < WRITERS; i++)
         pthread_join(writer[i].thread, NULL);

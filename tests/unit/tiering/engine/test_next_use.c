@@ -16,15 +16,8 @@ static uint8_t buf[MIB];
 
 static void begin(bool threads)
 {
-    struct ht_super sb;
-    struct ht_format_opts format = {0};
-    struct ht_store_opts opts = {
-        .dram_bytes = DRAM * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = !threads};
-
-    ck_assert_int_eq(dev_open_ram(512 * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    fixture_dram_bytes = DRAM * MIB;
+    fresh(512, threads);
 }
 
 static void read_chunk(struct ht_obj *o, unsigned i)

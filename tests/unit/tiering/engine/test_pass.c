@@ -2,9 +2,6 @@
 /* test_pass.c - while scrub reads everything, other engines get the bytes from it, and read nothing themselves. */
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/engine/compact.h"
-#include "tiering/api/background.h"
-#include "tiering/base/log.h"
-#include "tiering/io/dev.h"
 
 enum { COLD = 24, STORE_MIB = 64 };
 
@@ -15,13 +12,6 @@ static uint64_t reads; /* of a run of scrub alone */
 static uint64_t read_bytes(void)
 {
     return stats().device_read_bytes;
-}
-
-static void expect_content(void)
-{
-    ht_obj_evict(cold);
-    expect(cold, 0, bytes, COLD * (size_t)MIB);
-    expect_all();
 }
 
 /* Content that gets smaller when it is compressed: two chunks are the same, and one is zeros. And sparse groups. */
@@ -46,7 +36,9 @@ static void setup(void)
 
 static void teardown(void)
 {
-    expect_content();
+    ht_obj_evict(cold);
+    expect(cold, 0, bytes, COLD * (size_t)MIB);
+    expect_all();
     ht_store_verify(s, true);
     done();
 }

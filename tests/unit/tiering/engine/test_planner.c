@@ -13,25 +13,13 @@ static uint8_t buf[MIB];
 
 static void begin_with_dram(uint64_t mib, uint64_t dram_bytes, bool threads)
 {
-    struct ht_super sb;
-    struct ht_format_opts format = {0};
-    struct ht_store_opts opts = {
-        .dram_bytes = dram_bytes, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = !threads};
-
-    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
-}
-
-static void begin_with(uint64_t mib, bool threads)
-{
-    begin_with_dram(mib, DRAM * MIB, threads);
+    fixture_dram_bytes = dram_bytes;
+    fresh(mib, threads);
 }
 
 static void begin(uint64_t mib)
 {
-    begin_with(mib, false);
+    begin_with_dram(mib, DRAM * MIB, false);
 }
 
 static void read_chunk(struct ht_obj *o, unsigned i)
@@ -397,7 +385,7 @@ TEST(plans_are_made_and_followed_beside_other_work)
     struct ht_obj *o[2][2];
     pthread_t t[2];
 
-    begin_with(512, true);
+    begin_with_dram(512, DRAM * MIB, true);
     for (unsigned i = 0; i < 2; i++) {
         o[i][0] = tensor_of(48);
         o[i][1] = tensor_of(48);

@@ -89,12 +89,6 @@ static void make(const struct ht_lane_config *config, const struct ht_engine_typ
     ht_lane_add(&lane, &b.row, type, &b, rate_bytes);
 }
 
-static void start(const struct ht_engine_type *type)
-{
-    make(&(struct ht_lane_config){.name = "test"}, type, 0);
-    ck_assert_int_eq(ht_lane_start(&lane), 0);
-}
-
 static void end(void)
 {
     if (!made)
@@ -109,9 +103,34 @@ static void wait_for_steps(struct fake *f, uint64_t steps)
     WAIT_FOR(f->steps >= steps);
 }
 
-static void wait_until_inside(struct fake *f)
+/* A lane whose rows have made their first step. */
+static void start(const struct ht_engine_type *type)
 {
+    make(&(struct ht_lane_config){.name = "test"}, type, 0);
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+    wait_for_steps(&a, 1);
+    wait_for_steps(&b, 1);
+}
+
+/* There is always more to do. */
+static void work(struct fake *f)
+{
+    f->says = HT_STEP_WORKED;
+    ck_assert_int_eq(ht_row_wake(&f->row), 0);
+}
+
+/* A step is held. */
+static void hold(struct fake *f)
+{
+    f->held = true;
+    ck_assert_int_eq(ht_row_wake(&f->row), 0);
     WAIT_FOR(f->inside);
+}
+
+static void expect_no_step(struct fake *f, uint64_t steps)
+{
+    usleep(50000);
+    ck_assert_uint_eq(f->steps, steps);
 }
 
 static struct ht_background_stat figures(struct fake *f)
@@ -137,21 +156,16 @@ static void wait_until_idle(struct fake *f)
 TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
 {
     start(&quick);
-    wait_for_steps(&a, 1); /* the first, by the start of its lane */
-    wait_for_steps(&b, 1);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, 1);
+    expect_no_step(&a, 1);
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     wait_for_steps(&a, 2);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, 2);
+    expect_no_step(&a, 2);
     ck_assert_uint_eq(b.steps, 1);
 }
 
 TEST(a_row_steps_at_the_time_that_it_asks_for)
 {
     start(&quick);
-    wait_for_steps(&a, 1);
     wait_until_idle(&a); /* only steps from the next one on ask for a time */
     a.after_ns = 50 * MS;
     (void)ht_row_wake(&a.row);
@@ -164,16 +178,13 @@ TEST(a_row_steps_at_the_time_that_it_asks_for)
 TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
 {
     start(&quick);
-    wait_for_steps(&b, 1);
-    a.says = HT_STEP_WORKED;
-    (void)ht_row_wake(&a.row);
+    work(&a);
     wait_for_steps(&a, 1000);
     b.after_ns = 1 * MS;
     (void)ht_row_wake(&b.row);
     wait_for_steps(&b, 20);
     b.after_ns = 0;
-    b.says = HT_STEP_WORKED;
-    (void)ht_row_wake(&b.row);
+    work(&b);
     uint64_t of_a = a.steps, of_b = b.steps;
     wait_for_steps(&b, of_b + 1000);
     ck_assert_uint_ge(a.steps - of_a, 500);
@@ -183,10 +194,7 @@ TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
 TEST(no_wake_is_lost)
 {
     start(&quick);
-    wait_for_steps(&a, 1);
-    a.held = true;
-    (void)ht_row_wake(&a.row);
-    wait_until_inside(&a);
+    hold(&a);
     uint64_t before = a.steps;
     (void)ht_row_wake(&a.row);
     a.held = false;
@@ -204,8 +212,7 @@ TEST_LOOP(a_row_keeps_to_its_rate_and_yields_to_others, 2)
     ck_assert_int_eq(ht_lane_start(&lane), 0);
     wait_for_steps(&a, 1);
     ck_assert_uint_eq(a.budget, RATE / 100);
-    a.says = HT_STEP_WORKED;
-    (void)ht_row_wake(&a.row);
+    work(&a);
     uint64_t begin_ns = ht_now_ns(), before = figures(&a).bytes;
     while (ht_now_ns() - begin_ns < 1000 * MS ||
            (figures(&a).bytes - before < RATE / 10 && ht_now_ns() - begin_ns < WAIT_MS_MAX * MS))
@@ -222,8 +229,7 @@ TEST(a_wake_ends_the_wait_for_the_pace)
     a.bytes = MIB; /* the next step is due in 17 minutes */
     ck_assert_int_eq(ht_lane_start(&lane), 0);
     wait_for_steps(&a, 1);
-    a.says = HT_STEP_WORKED;
-    (void)ht_row_wake(&a.row);
+    work(&a);
     wait_for_steps(&a, 2);
     usleep(50000);
     uint64_t steps = a.steps;
@@ -254,9 +260,7 @@ TEST_LOOP(short_steps_have_1_mib_and_10_ms, 2)
 TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
 {
     start(&quick);
-    wait_for_steps(&a, 1);
-    a.says = HT_STEP_WORKED;
-    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    work(&a);
     wait_for_steps(&a, 10);
     ck_assert_uint_eq(state(&a), HT_BACKGROUND_WORKING);
     ht_row_pause(&a.row);
@@ -285,13 +289,10 @@ static void wait_for_rests(struct fake *f, uint64_t rests)
 TEST(a_row_rests_once_in_each_pause)
 {
     start(&careful);
-    wait_for_steps(&a, 1);
     for (unsigned i = 1; i <= 2; i++) {
         wait_until_idle(&a);
         a.says = i == 1 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
-        a.held = true;
-        ck_assert_int_eq(ht_row_wake(&a.row), 0);
-        wait_until_inside(&a);
+        hold(&a);
         ht_row_pause(&a.row);
         ht_row_pause(&a.row);
         usleep(20000);
@@ -308,7 +309,6 @@ TEST(a_row_rests_once_in_each_pause)
 TEST(a_row_that_sleeps_rests_when_it_is_paused)
 {
     start(&careful);
-    wait_for_steps(&a, 1);
     wait_until_idle(&a);
     a.after_ns = 3600000 * MS;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
@@ -355,8 +355,7 @@ TEST(a_pause_does_not_count_as_time_of_the_run)
     enum { PAUSE_NS = 300 * MS };
 
     start(&quick);
-    a.says = HT_STEP_WORKED;
-    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    work(&a);
     wait_for_steps(&a, 3);
     ht_row_pause(&a.row);
     uint64_t began_ns = ht_now_ns(), run_ns = figures(&a).run_ns;
@@ -387,12 +386,10 @@ TEST_LOOP(the_wake_that_ends_work_passes_pause_and_budget, 2)
     }
     uint64_t steps = a.steps;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, steps);
+    expect_no_step(&a, steps);
     ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
     wait_for_steps(&a, steps + 1);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, steps + 1);
+    expect_no_step(&a, steps + 1);
 }
 
 static enum ht_step burn_step(void *ctx, struct ht_budget *budget)
@@ -438,7 +435,6 @@ TEST_LOOP(rows_of_a_lane_share_its_budget, 2)
 TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
 {
     start(&slow);
-    wait_for_steps(&a, 1);
     a.says = HT_STEP_BLOCKED;
     (void)ht_row_wake(&a.row);
     wait_for_steps(&a, 2);
@@ -457,7 +453,6 @@ TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
 TEST(a_lane_stops_while_a_row_is_blocked)
 {
     start(&patient);
-    wait_for_steps(&a, 1);
     a.says = HT_STEP_BLOCKED;
     (void)ht_row_wake(&a.row);
     wait_for_steps(&a, 2);
@@ -487,13 +482,6 @@ static void begin_call(struct waiting_call *x)
     ck_assert_int_eq(pthread_create(&x->thread, NULL, call_main, x), 0);
 }
 
-static void check_call_waits(struct waiting_call *x)
-{
-    begin_call(x);
-    usleep(50000);
-    ck_assert(!x->returned);
-}
-
 /* The step of the first row was held, and ends. */
 static void end_call(struct waiting_call *x)
 {
@@ -514,11 +502,8 @@ TEST(a_lane_that_stops_waits_for_the_step_that_runs)
     struct waiting_call stop = {.call = ht_lane_stop};
 
     start(&quick);
-    wait_for_steps(&a, 1);
     a.says = HT_STEP_WORKED;
-    a.held = true;
-    (void)ht_row_wake(&a.row);
-    wait_until_inside(&a);
+    hold(&a);
     uint64_t steps = a.steps;
     begin_call(&stop);
     while (!stops())
@@ -572,9 +557,7 @@ TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
     ck_assert(!has_thread());
     for (unsigned i = 0; i < 3; i++) {
-        a.held = true;
-        ck_assert_int_eq(ht_row_wake(&a.row), 0);
-        wait_until_inside(&a);
+        hold(&a);
         ck_assert(has_thread());
         a.held = false;
         WAIT_FOR(!has_thread());
@@ -592,9 +575,7 @@ TEST(a_wake_fails_while_its_lane_on_demand_stops)
     struct waiting_call stop = {.call = ht_lane_stop};
 
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
-    a.held = true;
-    ck_assert_int_eq(ht_row_wake(&a.row), 0);
-    wait_until_inside(&a);
+    hold(&a);
     begin_call(&stop);
     while (!stops())
         usleep(1000);
@@ -630,11 +611,6 @@ static void begin_serving(struct server *x, bool once)
     ck_assert_int_eq(pthread_create(&x->thread, NULL, serve_main, x), 0);
 }
 
-static void wait_until_own_thread_ends(void)
-{
-    WAIT_FOR(!has_thread());
-}
-
 static void make_lent(const struct ht_engine_type *type)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true, .io_class = HT_IO_BACKGROUND}, type, 0);
@@ -659,8 +635,7 @@ TEST(a_lane_that_is_lent_steps_only_while_a_thread_serves)
     pthread_join(x.thread, NULL);
     ck_assert(x.more);
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, 1);
+    expect_no_step(&a, 1);
 }
 
 /* At most one step more, whatever there is to do. */
@@ -673,7 +648,7 @@ TEST(a_thread_that_is_recalled_leaves_after_its_step)
     a.held = true;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     begin_serving(&x, false);
-    wait_until_inside(&a);
+    WAIT_FOR(a.inside);
     ck_assert(ht_lane_serve(&lane, false)); /* another one is not needed */
     ht_lane_recall(&lane);
     usleep(20000);
@@ -714,8 +689,10 @@ TEST(a_lane_is_taken_back_after_the_step_that_runs)
     a.held = true;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     begin_serving(&x, false);
-    wait_until_inside(&a);
-    check_call_waits(&take_back);
+    WAIT_FOR(a.inside);
+    begin_call(&take_back);
+    usleep(50000);
+    ck_assert(!take_back.returned);
     ck_assert(!has_thread());
     end_call(&take_back);
     pthread_join(x.thread, NULL);
@@ -731,11 +708,10 @@ TEST(the_own_thread_of_a_lane_ends_when_it_is_lent)
     struct server x;
 
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
-    a.says = HT_STEP_WORKED;
-    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    work(&a);
     wait_for_steps(&a, 1);
     ht_lane_lend(&lane);
-    wait_until_own_thread_ends();
+    WAIT_FOR(!has_thread());
     uint64_t steps = a.steps;
     begin_serving(&x, false);
     wait_for_steps(&a, steps + 10);
@@ -752,7 +728,7 @@ TEST(the_wake_that_ends_work_needs_no_thread_that_serves)
     for (unsigned i = 1; i <= 2; i++) {
         ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
         wait_for_steps(&a, i);
-        wait_until_own_thread_ends();
+        WAIT_FOR(!has_thread());
         ck_assert_uint_eq(a.steps, i);
     }
 }
@@ -766,7 +742,7 @@ TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
     a.held = true;
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     begin_serving(&x, false);
-    wait_until_inside(&a);
+    WAIT_FOR(a.inside);
     ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
     ht_lane_recall(&lane);
     usleep(20000);
@@ -774,15 +750,6 @@ TEST(the_wake_that_ends_work_waits_for_the_step_that_runs)
     a.held = false;
     pthread_join(x.thread, NULL);
     wait_for_steps(&a, 2);
-}
-
-static void wait_until_served(void)
-{
-    for (bool served = false; !served; sched_yield()) {
-        ht_mutex_lock(ht_lane_lock(&lane));
-        served = lane.served;
-        ht_mutex_unlock(ht_lane_lock(&lane));
-    }
 }
 
 TEST_LOOP(a_lane_stops_while_a_thread_serves, 2)
@@ -795,7 +762,11 @@ TEST_LOOP(a_lane_stops_while_a_thread_serves, 2)
         a.says = HT_STEP_WORKED;
     }
     begin_serving(&x, false);
-    wait_until_served();
+    for (bool served = false; !served; sched_yield()) {
+        ht_mutex_lock(ht_lane_lock(&lane));
+        served = lane.served;
+        ht_mutex_unlock(ht_lane_lock(&lane));
+    }
     wait_for_steps(&a, (uint64_t)_i);
     ht_lane_stop(&lane);
     ht_lane_destroy(&lane);
@@ -831,13 +802,13 @@ TEST(a_long_step_of_a_lane_that_is_lent_is_for_its_own_thread)
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     begin_serving(&x, false);
     wait_for_steps(&a, 2);
-    wait_until_inside(&a);
+    WAIT_FOR(a.inside);
     ck_assert_uint_eq(a.longs, 1);
     ht_lane_recall(&lane);
     pthread_join(x.thread, NULL);
     ck_assert(x.more && a.inside && has_thread());
     a.is_long = a.held = false;
-    wait_until_own_thread_ends();
+    WAIT_FOR(!has_thread());
     ck_assert(ht_lane_serve(&lane, true)); /* what follows is the other's again */
     ck_assert_uint_eq(a.longs, 1);
 }
@@ -851,10 +822,10 @@ TEST(a_row_with_long_steps_is_paused_as_others_are)
     ck_assert(ht_lane_serve(&lane, true));
     for (unsigned pause = 1; pause <= 2; pause++) {
         wait_for_steps(&a, 2 * pause);
-        wait_until_inside(&a);
+        WAIT_FOR(a.inside);
         ht_row_pause(&a.row);
         a.held = false;
-        wait_until_own_thread_ends();
+        WAIT_FOR(!has_thread());
         ck_assert(ht_lane_serve(&lane, true)); /* its rest */
         ck_assert_uint_eq(a.rests, pause);
         ck_assert_uint_eq(a.steps, 2 * pause);

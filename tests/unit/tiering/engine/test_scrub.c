@@ -6,11 +6,6 @@
 
 #include "tests/support/wrap.h"
 #include "tiering/base/event.h"
-#include "tiering/engine/engine.h"
-#include "tiering/io/dev.h"
-#include "tiering/api/object.h"
-#include "tiering/api/store.h"
-#include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 
 /* ---------------------------------------------------------------- support */
@@ -392,10 +387,7 @@ TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
     uint8_t *p = pattern(8 * BIG, 1);
 
     unmount_store();
-    struct ht_store_opts opts = {
-        .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .scrub_rate_bytes = 1000};
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.scrub_rate_bytes = 1000);
     put_object(stored(p, 8 * BIG, 0));
     ck_assert_int_eq(ht_store_scrub_stop(s), -ESRCH);
     for (unsigned i = 0; i < 3; i++) {
@@ -416,9 +408,7 @@ TEST(a_paused_one_stops_although_no_thread_begins)
     struct ht_scrub_stats st;
 
     unmount_store();
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_with(true, false);
     ck_assert_int_eq(ht_store_background_pause(s, NULL), 0);
     ck_assert_int_eq(ht_store_scrub_start(s), 0);
     wrap_fail(WRAP_THREAD, 1, true);
@@ -510,13 +500,7 @@ TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
     struct ht_scrub_stats st;
 
     unmount_store();
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .commit_ms = 5,
-                                 .scrub_rate_bytes = 1ull << 40};
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.commit_ms = 5, .scrub_rate_bytes = 1ull << 40);
     enough = false;
     for (unsigned i = 0; i < THREADS; i++) {
         l[i] = (struct load){.p = pattern(BIG + 64, i), .seed = i * 1001, .o = object(BIG, 0)};

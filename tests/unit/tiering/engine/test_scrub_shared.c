@@ -9,11 +9,6 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/engine/scrub_chunk.h"
 
-static void setup(void)
-{
-    fresh(32, false);
-}
-
 static struct ht_obj *clone_of(struct ht_obj *o, uint64_t n, uint64_t scope)
 {
     struct ht_obj *other = object(BIG, scope);
@@ -329,4 +324,4 @@ TEST_LOOP(a_run_beside_a_pool_of_threads_finds_each_once, 2)
     ht_store_background_take_back(s);
 }
 
-RUN_TESTS("shared", .setup = setup, .teardown = done, .timeout_s = 120, .quiet = ERRORS_ONLY)
+RUN_TESTS("shared", .setup = fixture_begin, .teardown = done, .timeout_s = 120, .quiet = ERRORS_ONLY)

@@ -15,11 +15,6 @@ static void set_up(void)
     gate = (struct ht_gate){.dev[0] = dev};
 }
 
-static void tear_down(void)
-{
-    ht_dev_close(dev);
-}
-
 static void nap(void)
 {
     const struct timespec ts = {.tv_nsec = 1000000};
@@ -74,37 +69,49 @@ static void *read_main(void *arg)
     return (void *)(intptr_t)rc;
 }
 
+static struct reader reader;
+static bool stalled;
+
 /* Its request is in flight, and the device does not answer. */
-static void begin_stalled(struct reader *r, enum ht_io_class io_class)
+static void begin_stalled(enum ht_io_class io_class)
 {
     uint64_t before = figures().in_flight_bytes[io_class];
 
-    r->io_class = io_class;
+    reader.io_class = io_class;
     dev_stall(dev, true);
-    ck_assert_int_eq(pthread_create(&r->thread, NULL, read_main, r), 0);
+    ck_assert_int_eq(pthread_create(&reader.thread, NULL, read_main, &reader), 0);
+    stalled = true;
     while (figures().in_flight_bytes[io_class] == before)
         nap();
 }
 
-static void end_stalled(struct reader *r)
+static void end_stalled(void)
 {
     void *rc;
 
+    if (!stalled)
+        return;
+    stalled = false;
     dev_stall(dev, false);
-    pthread_join(r->thread, &rc);
+    pthread_join(reader.thread, &rc);
     ck_assert_ptr_null(rc);
+}
+
+static void tear_down(void)
+{
+    end_stalled();
+    ht_dev_close(dev);
 }
 
 TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
 {
     for (enum ht_io_class c = HT_IO_URGENT; c < HT_IO_CLASSES; c++) {
         struct ht_gate_stats before = figures();
-        struct reader r;
-        begin_stalled(&r, c);
+        begin_stalled(c);
         for (enum ht_io_class k = HT_IO_URGENT; k < HT_IO_CLASSES; k++)
             ck_assert_uint_eq(figures().in_flight_bytes[k], k == c ? PIECE : 0);
         ck_assert_uint_eq(figures().moved_bytes[c], before.moved_bytes[c]);
-        end_stalled(&r);
+        end_stalled();
         for (enum ht_io_class k = HT_IO_URGENT; k < HT_IO_CLASSES; k++)
             ck_assert_uint_eq(figures().moved_bytes[k], before.moved_bytes[k] + (k == c ? PIECE : 0));
         ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
@@ -113,31 +120,23 @@ TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
 
 TEST(urgent_threads_need_no_permit)
 {
-    struct reader r;
-
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     ck_assert_uint_eq(permits(HT_IO_URGENT, HT_GATE_NOTHING), 16);
     ck_assert(!ht_dev_has_permits(dev));
-    end_stalled(&r);
 }
 
 TEST(an_urgent_request_bounds_the_others)
 {
-    struct reader r;
-
     ck_assert_uint_eq(permits(HT_IO_PLANNED, HT_GATE_NOTHING), 16);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 2);
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     ck_assert_uint_eq(permits(HT_IO_PLANNED, HT_GATE_NOTHING), HT_GATE_UNKNOWN_BYTES / HT_MIB);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
-    end_stalled(&r);
 }
 
 TEST(the_gate_is_open_for_what_a_caller_wants)
 {
-    struct reader r;
-
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     ht_gate_want(&gate, HT_GATE_MEMORY);
     ht_gate_want(&gate, HT_GATE_MEMORY);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 16);
@@ -147,29 +146,23 @@ TEST(the_gate_is_open_for_what_a_caller_wants)
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 16);
     ht_gate_want_end(&gate, HT_GATE_MEMORY);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 0);
-    end_stalled(&r);
 }
 
 TEST(what_a_lower_class_wants_promotes_nobody)
 {
-    struct reader r;
-
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     (void)ht_io_class_set(HT_IO_PLANNED);
     ht_gate_want(&gate, HT_GATE_MEMORY);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 0);
     (void)ht_io_class_set(HT_IO_PLANNED);
     ht_gate_want_end(&gate, HT_GATE_MEMORY);
     (void)ht_io_class_set(HT_IO_URGENT);
-    end_stalled(&r);
 }
 
 /* The commit timer waits for room that the checkpoint makes. */
 TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
 {
-    struct reader r;
-
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_LOG_ROOM), 0);
     (void)ht_io_class_set(HT_IO_PLANNED);
     ht_gate_want(&gate, HT_GATE_LOG_ROOM);
@@ -177,7 +170,6 @@ TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
     (void)ht_io_class_set(HT_IO_PLANNED);
     ht_gate_want_end(&gate, HT_GATE_LOG_ROOM);
     (void)ht_io_class_set(HT_IO_URGENT);
-    end_stalled(&r);
 }
 
 TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
@@ -248,10 +240,9 @@ static void begin_wait(struct waiter *w, enum ht_io_class io_class, enum ht_gate
 
 TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
 {
-    struct reader r;
     struct waiter w;
 
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     uint64_t began_ns = ht_now_ns();
     begin_wait(&w, HT_IO_BACKGROUND, HT_GATE_NOTHING);
     pthread_join(w.thread, NULL);
@@ -259,7 +250,6 @@ TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
     ck_assert_uint_ge(ht_now_ns() - began_ns, HT_GATE_BACKGROUND_WAIT_NS_MAX);
     ck_assert_uint_eq(figures().waits[HT_IO_BACKGROUND], 1);
     ck_assert_uint_ge(figures().wait_ns[HT_IO_BACKGROUND], HT_GATE_BACKGROUND_WAIT_NS_MAX);
-    end_stalled(&r);
 }
 
 static _Atomic bool recalled;
@@ -289,13 +279,11 @@ static bool is_recall_heeded(bool recall_first)
 TEST_LOOP(a_thread_that_is_recalled_waits_no_longer, 2)
 {
     unsigned tries = 0;
-    struct reader r;
 
-    begin_stalled(&r, HT_IO_URGENT);
+    begin_stalled(HT_IO_URGENT);
     while (!is_recall_heeded(_i))
         ck_assert_uint_lt(++tries, 10);
     ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
-    end_stalled(&r);
 }
 
 static _Atomic bool stop;

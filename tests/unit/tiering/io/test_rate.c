@@ -50,12 +50,6 @@ static void serve(struct served *d, uint64_t bytes_per_s, unsigned requests)
     }
 }
 
-static void end_all(struct served *d)
-{
-    for (unsigned i = 0; i < d->depth; i++, d->next = (d->next + 1) % d->depth)
-        end_one(d, true);
-}
-
 static struct ht_dev_rate rate_of(const struct served *d)
 {
     struct ht_dev_rate out;
@@ -263,7 +257,8 @@ TEST(the_longest_requests_have_a_bucket)
     struct served d = begin_all(HT_MIB, 1);
 
     d.now_ns += UINT64_C(100000) * SECOND;
-    end_all(&d);
+    for (unsigned i = 0; i < d.depth; i++, d.next = (d.next + 1) % d.depth)
+        end_one(&d, true);
     ck_assert_uint_eq(rate_of(&d).latency_p99_ns, UINT64_C(1000) << (HT_RATE_BUCKETS - 1));
     ck_assert_uint_eq(rate_of(&d).latency_ns, UINT64_C(100000) * SECOND);
     ck_assert_uint_eq(rate_of(&d).bytes_per_s, HT_MIB / 100000);

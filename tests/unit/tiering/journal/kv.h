@@ -182,13 +182,6 @@ static inline size_t kv_set_bytes(uint32_t len)
     return HT_RECORD_HEADER_BYTES + 12 + len;
 }
 
-static inline void kv_reserve_all(struct kv *kv)
-{
-    for (unsigned k = 0; k < KV_KEYS; k++)
-        if (kv->map.e[k].stamp)
-            ck_assert_int_eq(ht_journal_reserve(kv->j, kv_set_bytes(kv->map.e[k].len), true), 0);
-}
-
 /* Reads the superblock and replays; missing: bit i: copy i is not there. */
 static inline int kv_open(struct kv *kv, bool force, unsigned missing)
 {
@@ -220,7 +213,9 @@ static inline int kv_start(struct kv *kv)
 {
     kv->epoch++;
     kv->super_clean = false;
-    kv_reserve_all(kv);
+    for (unsigned k = 0; k < KV_KEYS; k++)
+        if (kv->map.e[k].stamp)
+            ck_assert_int_eq(ht_journal_reserve(kv->j, kv_set_bytes(kv->map.e[k].len), true), 0);
     int rc = kv_super_write(kv);
     return rc ? rc : ht_journal_start(kv->j, kv->epoch);
 }

@@ -16,13 +16,6 @@
 static uint64_t acked[GROUPS], tried[GROUPS];
 static uint64_t stamp;
 
-static void reset_model(void)
-{
-    memset(acked, 0, sizeof(acked));
-    memset(tried, 0, sizeof(tried));
-    stamp = 0;
-}
-
 static int step(unsigned group, uint32_t len)
 {
     uint32_t keys[GROUP_KEYS] = {group * GROUP_KEYS, group * GROUP_KEYS + 1, group * GROUP_KEYS + 2};
@@ -75,7 +68,9 @@ static void fresh_store(void)
 {
     struct ht_dev *dev = kv_new_dev();
 
-    reset_model();
+    memset(acked, 0, sizeof(acked));
+    memset(tried, 0, sizeof(tried));
+    stamp = 0;
     kv_format(&kv, dev, dev);
     ck_assert_int_eq(kv_mount(&kv), 0);
     kv.inline_checkpoint = true;

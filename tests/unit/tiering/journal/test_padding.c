@@ -32,17 +32,6 @@ static struct ht_dev *used_dev(void)
     return dev;
 }
 
-static void put_last(size_t bytes)
-{
-    before = kv.map;
-    last_pos = end_pos();
-    last_bytes = bytes;
-    ck_assert_int_eq(kv_set_one(&kv, 2, 7, (uint32_t)(bytes - RECORD_BYTES)), 0);
-    last_end = end_pos();
-    ck_assert_uint_eq(last_end - last_pos, ht_round_up(bytes, HT_BLOCK_BYTES));
-    after = kv.map;
-}
-
 enum where { AT_START, WRAPPED, CHECKPOINTED, WHERES };
 
 /* Mounted, on devices that were used before, with a last frame of so many bytes. */
@@ -55,7 +44,13 @@ static void make_log(enum where where, size_t bytes)
     ck_assert_int_eq(kv_set_one(&kv, 1, 5, 30), 0);
     if (where == CHECKPOINTED)
         ck_assert_int_eq(kv_checkpoint(&kv), 0);
-    put_last(bytes);
+    before = kv.map;
+    last_pos = end_pos();
+    last_bytes = bytes;
+    ck_assert_int_eq(kv_set_one(&kv, 2, 7, (uint32_t)(bytes - RECORD_BYTES)), 0);
+    last_end = end_pos();
+    ck_assert_uint_eq(last_end - last_pos, ht_round_up(bytes, HT_BLOCK_BYTES));
+    after = kv.map;
 }
 
 static uint64_t first_padding(void)

@@ -28,10 +28,12 @@ static uint64_t used(void)
 }
 
 /* A log of small and large frames, crashed. */
+/* In place of the one that there may be. */
 static void make_log(bool two_devices)
 {
     struct ht_dev *dev = kv_new_dev();
 
+    kv_end();
     kv_format(&kv, dev, two_devices ? kv_new_dev() : dev);
     ck_assert_int_eq(kv_mount(&kv), 0);
     for (unsigned i = 1; i <= STEPS; i++) {
@@ -43,6 +45,11 @@ static void make_log(bool two_devices)
     }
     frame_pos[STEPS + 1] = used();
     kv_crash(&kv);
+}
+
+static void make_usual_log(void)
+{
+    make_log(true);
 }
 
 /* How many groups the state holds; the state must be one of history. */
@@ -73,7 +80,6 @@ static uint64_t next_flip(uint64_t pos)
 
 TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
 {
-    make_log(true);
     uint64_t end = frame_pos[STEPS + 1];
 
     for (uint64_t pos = 0; pos < end; pos = next_flip(pos)) {
@@ -91,7 +97,6 @@ TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
 
 TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only)
 {
-    make_log(true);
     uint64_t end = frame_pos[STEPS + 1];
 
     for (uint64_t pos = 0; pos < end; pos = next_flip(pos + 2)) {
@@ -110,7 +115,6 @@ TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only)
 /* After a clean unmount not even the last frame can be lost unseen. */
 TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
 {
-    make_log(true);
     ck_assert_int_eq(kv_mount(&kv), 0);
     uint64_t last = used() - HT_BLOCK_BYTES;
     kv_unmount(&kv);
@@ -131,8 +135,8 @@ TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
 /* The last frame is there with any subset of its blocks, in each copy another one. */
 TEST(torn_tails_end_the_chain_before_them)
 {
-    make_log(true);
     uint64_t pos = frame_pos[STEPS], blocks = (frame_pos[STEPS + 1] - pos) / HT_BLOCK_BYTES;
+
     ck_assert_uint_ge(blocks, 3);
     kv_save_images(&kv, saved);
 
@@ -177,7 +181,6 @@ TEST(torn_at_512_bytes_too)
 
 TEST(a_stale_copy_is_refilled)
 {
-    make_log(true);
     kv_save_images(&kv, saved);
 
     /* a few more mounts with something in them */
@@ -207,7 +210,6 @@ TEST(a_stale_copy_is_refilled)
 /* One copy is stale. The other is damaged where only it knew how far the log was durable: the mount must refuse. */
 TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
 {
-    make_log(true);
     kv_save_images(&kv, saved);
 
     ck_assert_int_eq(kv_mount(&kv), 0);
@@ -227,7 +229,6 @@ TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
  */
 TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 {
-    make_log(true);
     kv_save_images(&kv, saved);
 
     /* copy 1 lacks the last frame, which was in flight; it is mounted alone */
@@ -249,7 +250,6 @@ TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 /* By force: the stale copy holds more than the rest of the newer one, until the damage comes later than its end. */
 TEST(a_copy_left_behind_helps_out_by_force)
 {
-    make_log(true);
     memset(kv_bytes(&kv, 1, frame_pos[8]), 0, frame_pos[STEPS + 1] - frame_pos[8]);
     kv.behind[1] = true;
     ck_assert_int_eq(kv_open(&kv, true, 0), 0);
@@ -269,7 +269,6 @@ TEST(a_copy_left_behind_helps_out_by_force)
 /* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
 TEST(what_was_not_believed_once_stays_gone)
 {
-    make_log(true);
     /* the frame in flight reached copy 0 only, and copy 0 is damaged before it */
     memset(kv_bytes(&kv, 1, frame_pos[STEPS]), 0, frame_pos[STEPS + 1] - frame_pos[STEPS]);
     *kv_bytes(&kv, 0, frame_pos[4] + 100) ^= 1;
@@ -286,7 +285,6 @@ TEST(what_was_not_believed_once_stays_gone)
 
 TEST(members_mounted_apart_are_refused)
 {
-    make_log(true);
     ck_assert_int_eq(kv_open(&kv, false, 1), 0);
     ck_assert_int_eq(kv_start(&kv), 0);
     ck_assert_int_eq(kv_set_one(&kv, 333, 9, 100), 0);
@@ -304,7 +302,6 @@ TEST(members_mounted_apart_are_refused)
 
 TEST(an_unreadable_copy_is_damaged_and_the_other_used)
 {
-    make_log(true);
     dev_fail(kv.dev[1], HT_IO_READ, 1, true);
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
     ck_assert_uint_eq(groups_in(&kv.map), STEPS);
@@ -337,7 +334,6 @@ TEST_LOOP(no_read_error_gives_a_wrong_state, 2)
 
 TEST(no_copy_at_all_is_an_error)
 {
-    make_log(true);
     ck_assert_int_eq(kv_open(&kv, false, 3), -EIO);
     ck_assert_int_eq(kv_open(&kv, true, 3), -EIO);
 }
@@ -355,7 +351,6 @@ TEST(the_clients_refusal_ends_replay)
     struct ht_journal *j = NULL;
     struct ht_journal_report report;
 
-    make_log(true);
     kv_super_read(&kv);
     struct ht_journal_config c = {.dev = {kv.dev[0], kv.dev[1]},
                                   .offset = {KV_LOG_OFFSET, KV_LOG_OFFSET},
@@ -418,7 +413,6 @@ static void forge(struct forged *x, uint64_t claimed_len)
 
 TEST(malformed_frames_are_never_handed_out)
 {
-    make_log(true);
     struct forged good = next_frame(), x = good;
 
     forge(&x, x.len);
@@ -470,7 +464,6 @@ TEST(malformed_frames_are_never_handed_out)
 /* A region full of headers that claim to be later frames: bounded work, and damage. */
 TEST(a_hostile_region_takes_no_longer)
 {
-    make_log(true);
     struct forged x = next_frame();
 
     x.f.seq += 5;
@@ -490,7 +483,6 @@ TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written
 {
     uint8_t before[4096];
 
-    make_log(true);
     ck_assert_int_eq(kv_mount(&kv), 0);
     kv_unmount(&kv);
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
@@ -621,4 +613,5 @@ TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
     ht_dev_close(dev);
 }
 
-RUN_TESTS("replay", .teardown = kv_end, .timeout_s = getenv("HITRAIN_LONG") ? 3000 : 300, .quiet = ERRORS_ONLY)
+RUN_TESTS("replay", .setup = make_usual_log, .teardown = kv_end, .timeout_s = getenv("HITRAIN_LONG") ? 3000 : 300,
+          .quiet = ERRORS_ONLY)

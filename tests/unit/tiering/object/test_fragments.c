@@ -23,25 +23,10 @@ static void fill_with_pieces(void)
         ht_obj_scratch_drop(comb, i, 1);
 }
 
-static void fresh_with_small_log(uint64_t mib)
-{
-    struct ht_super sb;
-    struct ht_format_opts format = {.log_bytes = HT_LOG_BYTES_MIN};
-
-    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
-    mount_with(false, false);
-}
-
 static void fresh_in_pieces(uint64_t mib)
 {
-    fresh_with_small_log(mib);
+    fresh_with_log(mib, HT_LOG_BYTES_MIN, false);
     fill_with_pieces();
-}
-
-static void done_with_pieces(void)
-{
-    done();
 }
 
 static int count_pieces(void *ctx, const struct ht_chunk_info *info)
@@ -105,7 +90,6 @@ TEST(log_reserves_and_estimates_are_exact)
     publish();
     ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
     comb = NULL;
-    done_with_pieces();
 }
 
 /* More chunks than the log could hold the records of: refused while they are written, and the log lasts. */
@@ -137,7 +121,6 @@ TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
     expect(o, 11, p, 989);
     put_object(o);
     comb = NULL;
-    done_with_pieces();
 }
 
 /*
@@ -149,7 +132,7 @@ static void rewrite_in_pieces(bool rewrite_reserve)
 {
     enum { CHUNKS = 80 };
 
-    fresh_with_small_log(256);
+    fresh_with_log(256, HT_LOG_BYTES_MIN, false);
     uint8_t *p = pattern(MIB, 3);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     for (uint64_t i = 0; i < CHUNKS; i++)
@@ -184,7 +167,6 @@ static void rewrite_in_pieces(bool rewrite_reserve)
     ht_obj_evict(o);
     expect(o, 0, p, MIB);
     put_object(o);
-    done_with_pieces();
 }
 
 TEST(rewriting_in_pieces_is_refused_before_the_log_is_stuck)
@@ -205,7 +187,7 @@ TEST(clones_in_pieces_do_not_fill_the_log)
 {
     enum { CHUNKS = 100 };
 
-    fresh_with_small_log(256);
+    fresh_with_log(256, HT_LOG_BYTES_MIN, false);
     uint8_t *p = pattern(MIB, 4);
     struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 9);
     for (uint64_t i = 0; i < CHUNKS; i++)
@@ -225,7 +207,6 @@ TEST(clones_in_pieces_do_not_fill_the_log)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     put_objects(a, b);
-    done_with_pieces();
 }
 
 /* Content in one piece is replaced by batch pins that write in many pieces from buffers, and reserve by force. */
@@ -233,7 +214,7 @@ TEST(staged_leases_in_pieces_do_not_fill_the_log)
 {
     enum { CHUNKS = 80 };
 
-    fresh_with_small_log(256);
+    fresh_with_log(256, HT_LOG_BYTES_MIN, false);
     uint8_t *p = pattern(MIB, 5);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     for (uint64_t i = 0; i < CHUNKS; i++)
@@ -272,7 +253,6 @@ TEST(staged_leases_in_pieces_do_not_fill_the_log)
         expect(o, i * MIB, p, MIB);
     ht_store_log_unreserve(s, rest);
     put_object(o);
-    done_with_pieces();
 }
 
 /*
@@ -282,7 +262,7 @@ TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
 {
     enum { ROOM = 4500 }; /* for 255 pieces of 12 bytes, and not for twice as many */
 
-    fresh_with_small_log(256);
+    fresh_with_log(256, HT_LOG_BYTES_MIN, false);
     uint8_t *p = pattern(MIB, 6);
     struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, p, MIB);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
@@ -302,7 +282,6 @@ TEST(a_write_with_a_rewrite_reserve_in_pieces_goes_elsewhere_where_one_fits)
     ck_assert_uint_ge(pieces(), 200);
     ck_assert_uint_eq(stats().reserved_bytes, reserved);
     put_object(o);
-    done_with_pieces();
 }
 
-RUN_TESTS("pieces", .timeout_s = 60)
+RUN_TESTS("pieces", .teardown = fixture_end, .timeout_s = 60)

@@ -20,17 +20,12 @@ static void punch_at(struct ht_obj *o, uint64_t i)
     ck_assert_int_eq(ht_obj_punch(o, i * stride, 16 * BLOCK), 0);
 }
 
-static uint64_t size_of_all(void)
-{
-    return MANY * stride;
-}
-
 /* An object that has its extra already, and a size. */
 static struct ht_obj *sparse(uint64_t scope)
 {
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, scope);
 
-    ck_assert_int_eq(ht_obj_truncate(o, size_of_all()), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, MANY * stride), 0);
     write_at(o, 1);
     punch_at(o, 1);
     ck_assert_int_eq(ht_store_commit(s), 0);
@@ -67,7 +62,7 @@ TEST(punched_or_cut_off_after_they_were_stored)
         ck_assert_int_eq(ht_obj_sync(o), 0);
         ck_assert_uint_gt(stats().meta_bytes, before + MANY * 100);
         if (way == 0)
-            ck_assert_int_eq(ht_obj_punch(o, 0, size_of_all()), 0);
+            ck_assert_int_eq(ht_obj_punch(o, 0, MANY * stride), 0);
         else
             ck_assert_int_eq(ht_obj_truncate(o, way == 1 ? 0 : stride), 0);
         ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -119,9 +114,9 @@ TEST(set_aside_and_given_back)
     struct ht_obj *o = sparse(0);
     uint64_t before = stats().meta_bytes;
     for (uint64_t i = 1; i < 200; i++)
-        ck_assert_int_eq(ht_obj_prealloc(o, size_of_all() + i * stride, BLOCK), 0);
+        ck_assert_int_eq(ht_obj_prealloc(o, (MANY * stride) + i * stride, BLOCK), 0);
     ck_assert_uint_gt(stats().meta_bytes, before + 200 * 100);
-    ck_assert_int_eq(ht_obj_punch(o, size_of_all(), 200 * stride), 0);
+    ck_assert_int_eq(ht_obj_punch(o, MANY * stride, 200 * stride), 0);
     ck_assert_uint_eq(stats().meta_bytes, before);
 }
 

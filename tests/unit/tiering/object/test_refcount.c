@@ -3,6 +3,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/object/refcount.h"
 
+#define FIXTURE_MIB 64
 #include "tests/unit/tiering/store/fixture.h"
 
 enum { KEYS = 30000, OPERATIONS = 400000 };
@@ -73,6 +74,15 @@ static void drop_all(void) HT_REQUIRES(HT_LOCK_STORE)
     ck_assert_uint_eq(s->frees.refcounts.now.count + s->frees.refcounts.was.count, 0);
 }
 
+static void teardown(void)
+{
+    ht_store_lock(s);
+    expect_all();
+    drop_all();
+    ht_store_unlock(s);
+    done();
+}
+
 /* Locks as threads do, so that builds that check locks count the steps of each operation. */
 static void each(unsigned key, void (*operation)(unsigned))
 {
@@ -85,7 +95,6 @@ TEST(the_table_grows_a_little_with_each_entry)
 {
     size_t moving = 0;
 
-    fresh(64, false);
     ht_lock_longest(HT_LOCK_STORE);
     for (unsigned key = 0; key < KEYS; key++) {
         each(key, add);
@@ -93,17 +102,12 @@ TEST(the_table_grows_a_little_with_each_entry)
     }
     ck_assert_uint_eq(ht_lock_longest(HT_LOCK_STORE).steps, 0);
     ck_assert_uint_gt(moving, 0);
-    ht_store_lock(s);
-    expect_all();
-    drop_all();
-    ht_store_unlock(s);
 }
 
 TEST(owners_are_counted_while_entries_move)
 {
     uint64_t state = 88172645463325252;
 
-    fresh(64, false);
     ht_store_lock(s);
     for (unsigned i = 0; i < OPERATIONS; i++) {
         random_next(&state);
@@ -119,8 +123,6 @@ TEST(owners_are_counted_while_entries_move)
         if (i % 50000 == 0)
             expect_all();
     }
-    expect_all();
-    drop_all();
     ht_store_unlock(s);
 }
 
@@ -129,7 +131,6 @@ TEST(idle_entries_make_room)
 {
     enum { AT_ONCE = 1000, ROUNDS = 20 };
 
-    fresh(64, false);
     for (unsigned k = 0; k < ROUNDS; k++) {
         for (unsigned i = 0; i < AT_ONCE; i++)
             each(k * AT_ONCE + i, add);
@@ -141,22 +142,17 @@ TEST(idle_entries_make_room)
     }
     ht_store_lock(s);
     ck_assert_uint_le(s->frees.refcounts.now.size, 4 * AT_ONCE);
-    expect_all();
-    drop_all();
     ht_store_unlock(s);
 }
 
 /* Entries of the open transaction are not idle: they all move before the next table is full. */
 TEST(a_table_full_of_ends_moves_at_once)
 {
-    fresh(64, false);
     ht_store_lock(s);
     for (unsigned key = 0; key < KEYS; key++) {
         add(key);
         drop(key);
     }
-    expect_all();
-    drop_all();
     ht_store_unlock(s);
 }
 
@@ -165,9 +161,8 @@ TEST(former_tables_go_with_the_next_transaction)
 {
     unsigned key = 0;
     struct ht_tx *tx;
-
-    fresh(64, false);
     const struct ht_refcounts *r = &s->frees.refcounts;
+
     ht_store_lock(s);
     while (!r->former.size && key < KEYS)
         add(key++);
@@ -183,9 +178,7 @@ TEST(former_tables_go_with_the_next_transaction)
     ck_assert_uint_eq(r->former.size, 0);
     ck_assert_uint_eq(s->frees.trash.pieces, 0);
     ck_assert_uint_eq(s->objects.meta_bytes, with - former);
-    expect_all();
-    drop_all();
     ht_store_unlock(s);
 }
 
-RUN_TESTS("refcount", .teardown = done)
+RUN_TESTS("refcount", .setup = fixture_begin, .teardown = teardown)

@@ -2,7 +2,6 @@
 /* A share that the DRAM tier lends: it grows for files that are opened, and the tier has it back after them. */
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/cache/arena.h"
-#include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"

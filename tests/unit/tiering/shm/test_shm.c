@@ -87,7 +87,6 @@ TEST(file_shows_content_whoever_changes_it)
     ck_assert_int_eq(ht_obj_punch(o, 10, 2 * MIB), 0);
     ck_assert_uint_ne(m[9], 0);
     ck_assert(m[10] == 0 && memcmp(m + 10, m + 11, 2 * MIB - 1) == 0 && m[2 * MIB + 10] != 0);
-    munmap(m, 4 * MIB);
     ht_obj_shm_close(o);
 }
 
@@ -117,7 +116,6 @@ TEST(file_is_as_large_as_the_object)
     o = after(crash, o);
     expect(o, 5 * MIB - 10, p, SIZE);
     expect(o, 100, zero, 5 * MIB - 110);
-    munmap(m, 5 * MIB);
 }
 
 TEST(dirty_images_move_in)
@@ -220,7 +218,6 @@ TEST(updates_after_the_end_leave_no_image)
     expect(o, 7 * MIB, zero, MIB);
     uint8_t *m = map(8 * MIB);
     ck_assert_int_eq(memcmp(m + 5 * MIB, p, MIB), 0);
-    munmap(m, 8 * MIB);
     ht_obj_shm_close(o);
 }
 
@@ -245,7 +242,6 @@ TEST(unseen_stores_are_found)
     ht_obj_shm_close(o);
     o = after(crash, o);
     expect(o, 0, want, 7 * MIB + 1);
-    munmap(m, 7 * MIB + 1);
 }
 
 TEST(unseen_stores_beside_writes_are_found)
@@ -264,7 +260,6 @@ TEST(unseen_stores_beside_writes_are_found)
     expect(o, 900000, (const uint8_t *)"\1", 1);
     expect(o, 800000, (const uint8_t *)"\2", 1);
     expect(o, 10, (const uint8_t *)"x", 1);
-    munmap(m, MIB);
 }
 
 static void fill(struct ht_obj *o, const uint8_t *p)
@@ -317,7 +312,6 @@ TEST(abort_writes_old_bytes_into_the_file)
     m[7] = 99;
     publish_scope_at_once(SCOPE);
     expect(o, 7, (const uint8_t *)"c", 1);
-    munmap(m, 6 * MIB);
     ht_obj_shm_close(o);
 }
 
@@ -333,7 +327,6 @@ TEST(abort_without_stores)
     put_all(o, 0, p + 1, MIB + 1);
     abort_scope();
     expect_mapped(m, SIZE, 1);
-    munmap(m, SIZE);
     ht_obj_shm_close(o);
 }
 
@@ -457,7 +450,6 @@ TEST(content_comes_from_devices)
     for (uint32_t i = 77; i < 8192; i++)
         p[21 * MIB + i] = 0;
     expect(o, 21 * MIB, p + 21 * MIB, 8192);
-    munmap(m, 21 * MIB + 77);
     ht_obj_shm_close(o);
 }
 
@@ -497,7 +489,6 @@ TEST(deleted_while_out)
     ht_obj_shm_close(o);
     ck_assert_uint_eq(stats().shm_count, 0);
     ck_assert_uint_eq(stats().shm_used_bytes, 0);
-    munmap(m, SIZE);
 }
 
 TEST(clones_have_their_own_bytes)
@@ -553,7 +544,6 @@ TEST(stores_behind_the_former_end_are_read_and_copied)
     ck_assert_int_eq(ht_obj_truncate(o, 100), 0);
     put_all(o, 4 * MIB, (const uint8_t *)"abc", 3);
     expect_stored(o, m, 2 * MIB + 9);
-    munmap(m, 5 * MIB);
     ht_obj_shm_close(o);
 }
 
@@ -569,7 +559,6 @@ TEST(step_reads_what_was_stored_behind_the_former_end)
     pin_now(&l);
     ck_assert_uint_eq(l.chunk[0].data[1], 0x5a);
     unpin(&l, 0);
-    munmap(m, 3 * MIB);
     ht_obj_shm_close(o);
 }
 
@@ -674,7 +663,6 @@ TEST(stores_during_a_write_are_not_in_it)
     ht_obj_shm_close(o);
     o = after(crash, o);
     expect(o, 0, want, MIB);
-    munmap(m, MIB);
 }
 
 static void *append(void *arg)
@@ -782,7 +770,6 @@ TEST(truncation_beside_everything_else)
     ht_obj_shm_close(shared);
     struct ht_obj *o = after(crash, shared);
     expect(o, 0, want, size);
-    munmap(m, size);
 }
 
 RUN_TESTS("shm", .teardown = done, .timeout_s = 60)

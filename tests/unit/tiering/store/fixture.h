@@ -8,7 +8,6 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
 #include "tiering/api/object.h"
-#include "tiering/api/background.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -16,6 +15,10 @@
 #include "tiering/txn/txn.h"
 
 enum { MIB = 1 << 20 };
+
+#ifndef FIXTURE_MIB
+#define FIXTURE_MIB 32 /* of the store that fixture_begin makes */
+#endif
 
 static struct ht_dev *dev;
 static struct ht_store *s;
@@ -26,37 +29,26 @@ static bool fixture_discard;
 static unsigned fixture_owners_max;   /* of bytes that background work moves; 0: the store's limit */
 static enum ht_inline fixture_inline; /* of objects that may be compressed: none */
 
-static inline void mount_with(bool threads, bool read_only)
+/* With no_threads, or what else a test has in mind; the sizes are those above. */
+static inline void mount_by(struct ht_store_opts opts)
 {
-    struct ht_store_opts opts = {.dram_bytes = fixture_dram_bytes + fixture_shm_bytes,
-                                 .shm_bytes = fixture_shm_bytes,
-                                 .shm_lent = fixture_shm_lent,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .no_threads = !threads,
-                                 .discard = fixture_discard,
-                                 .compress_inline = fixture_inline,
-                                 .owners_max = fixture_owners_max,
-                                 .read_only = read_only};
-
+    opts.dram_bytes = fixture_dram_bytes + fixture_shm_bytes;
+    opts.shm_bytes = fixture_shm_bytes;
+    opts.shm_lent = fixture_shm_lent;
+    opts.staging_bytes = 16 * MIB;
+    opts.numa_node = HT_NUMA_OFF;
+    opts.discard = fixture_discard;
+    opts.compress_inline = fixture_inline;
+    opts.owners_max = fixture_owners_max;
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
 
-/* log_bytes 0: the usual size. */
-static inline void fresh_with_log(uint64_t mib, uint64_t log_bytes, bool threads)
-{
-    struct ht_super sb;
-    struct ht_format_opts opts = {.log_bytes = log_bytes};
+#define mount_as(...) mount_by((struct ht_store_opts){__VA_ARGS__})
 
-    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
-    mount_with(threads, false);
-}
-
-static inline void fresh(uint64_t mib, bool threads)
+static inline void mount_with(bool threads, bool read_only)
 {
-    fresh_with_log(mib, 0, threads);
+    mount_as(.no_threads = !threads, .read_only = read_only);
 }
 
 /* References of tests to objects of s: those that a test does not put itself are put before the store closes. */
@@ -143,6 +135,29 @@ static inline void fixture_end(void)
 {
     if (s)
         done();
+}
+
+/* In place of the store that there may be. log_bytes 0: the usual size. */
+static inline void fresh_with_log(uint64_t mib, uint64_t log_bytes, bool threads)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {.log_bytes = log_bytes};
+
+    fixture_end();
+    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    mount_with(threads, false);
+}
+
+static inline void fresh(uint64_t mib, bool threads)
+{
+    fresh_with_log(mib, 0, threads);
+}
+
+/* For run_tests(): before a test. */
+static inline void fixture_begin(void)
+{
+    fresh(FIXTURE_MIB, false);
 }
 
 static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)

@@ -6,7 +6,6 @@
 #include "tiering/api/cold.h"
 #include "tiering/base/hash.h"
 #include "tiering/data/cold.h"
-#include "tiering/object/context.h"
 
 enum { LEASE = 7, SEGMENT = 3, ROOT = 77, BLOCKS = 6, UNITS = MIB / HT_BLOCK_BYTES, TAIL = 12345 };
 
@@ -92,15 +91,7 @@ static void commit(void)
 /* The programs of vaults lie in the tree, where tests run. */
 static void mount_vault(bool threads)
 {
-    struct ht_store_opts opts = {.dram_bytes = fixture_dram_bytes,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .no_threads = !threads,
-                                 .vault_timeout_ms = vault_timeout_ms,
-                                 .vault_programs = "mount-helpers/vault"};
-
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.no_threads = !threads, .vault_timeout_ms = vault_timeout_ms, .vault_programs = "mount-helpers/vault");
 }
 
 static void fresh_vault(bool threads)

@@ -65,6 +65,7 @@ static void end(void)
     for (unsigned i = 0; i < DEVICES; i++)
         if (devs[i])
             ht_dev_close(devs[i]);
+    memset(devs, 0, sizeof(devs));
 }
 
 static struct ht_device_stat device(unsigned i)
@@ -73,11 +74,6 @@ static struct ht_device_stat device(unsigned i)
 
     ht_store_device_stat(s, i, &st);
     return st;
-}
-
-static void sync_one(struct ht_obj *o, uint64_t off, const uint8_t *p)
-{
-    put_synced(o, off, p, MIB);
 }
 
 struct where {
@@ -110,8 +106,8 @@ static struct where where(void)
 
 TEST(chunks_spread_over_equal_devices)
 {
-    make();
     struct where w = where();
+
     ck_assert_uint_eq(w.chunks[0], BYTES / MIB / 2);
     ck_assert_uint_eq(w.chunks[1], BYTES / MIB / 2);
     ck_assert_int_eq(device(0).log, HT_LOG_COPY_WRITTEN);
@@ -121,10 +117,9 @@ TEST(chunks_spread_over_equal_devices)
 TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
 {
     unsigned gone = (unsigned)_i, there = 1u << !gone;
-
-    make();
     struct where w = where();
     uint64_t total = stats().total_bytes;
+
     unmount_store();
     ck_assert_int_eq(try_mount(there, false), -ENODEV);
     ck_assert_int_eq(try_mount(there, true), 0);
@@ -140,7 +135,7 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
             expect(o, i * MIB, content + i * MIB, MIB);
     /* written whole it is well again, and lies elsewhere */
     for (unsigned i = 0; i < BYTES / MIB; i += 3)
-        sync_one(o, i * MIB, newer + i * MIB);
+        put_synced(o, i * MIB, newer + i * MIB, MIB);
     ht_obj_evict(o);
     for (unsigned i = 0; i < BYTES / MIB; i += 3)
         expect(o, i * MIB, newer + i * MIB, MIB);
@@ -163,8 +158,8 @@ TEST_LOOP(a_missing_member_is_refused_and_costs_only_what_is_on_it, 2)
 
 TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
 {
-    make();
     struct where w = where();
+
     unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
     struct ht_obj *o = same_object(oid);
@@ -179,7 +174,6 @@ TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
 
 TEST(what_a_missing_member_holds_is_no_space)
 {
-    make();
     unmount_store();
     ck_assert_int_eq(try_mount(1, true), 0);
     struct ht_obj *o = same_object(oid), *filler = object(HT_CHUNK_BYTES, 0);
@@ -198,12 +192,11 @@ TEST(what_a_missing_member_holds_is_no_space)
 
 TEST(members_that_changed_apart_are_refused)
 {
-    make();
     unmount_store();
     for (unsigned i = 0; i < DEVICES; i++) {
         ck_assert_int_eq(try_mount(1u << i, true), 0);
         struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
-        sync_one(o, 0, newer);
+        put_synced(o, 0, newer, MIB);
         unmount_store();
     }
     ck_assert_int_eq(try_mount(3, false), -EXDEV);
@@ -224,12 +217,11 @@ TEST_LOOP(a_member_that_stops_taking_writes_is_left_behind, 4)
 {
     unsigned bad = (unsigned)_i % 2, crashes = (unsigned)_i / 2;
 
-    make();
     ck_assert_int_eq(ht_store_commit(s), 0);
     fail_all(devs[bad], true);
     struct ht_obj *o = same_object(oid);
     for (unsigned i = 0; i < BYTES / MIB; i++)
-        sync_one(o, i * MIB, newer + i * MIB);
+        put_synced(o, i * MIB, newer + i * MIB, MIB);
     struct where w = where();
     ck_assert_uint_eq(w.chunks[bad], 0);
     ck_assert_int_eq(device(bad).log, HT_LOG_COPY_LOST);
@@ -285,7 +277,6 @@ static void expect_whole_alone(void)
 
 TEST_LOOP(a_member_that_was_left_behind_takes_part_again, 2)
 {
-    make();
     for (unsigned i = 0; i < 4; i++) { /* one error after the other, on both */
         lose_log_of(i % 2);
         log_something();
@@ -303,7 +294,6 @@ TEST_LOOP(a_member_that_was_left_behind_takes_part_again, 2)
 /* One error on each device, some time apart, needs no operator. */
 TEST(a_member_comes_back_by_itself)
 {
-    make();
     unmount_store();
     threads = true;
     ck_assert_int_eq(try_mount(3, false), 0);
@@ -320,7 +310,6 @@ TEST(a_member_comes_back_by_itself)
 /* Its superblock cannot be written: it stays stale, and the other member continues. */
 TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
 {
-    make();
     lose_log_of(1);
     dev_fail(devs[1], HT_IO_WRITE, 3, true); /* after the log and its end */
     ck_assert_int_eq(ht_journal_resync(s->journal), -EIO);
@@ -335,7 +324,6 @@ TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
 /* Some of its record may have been written, and it is out: that is on record before anything is that it lacks. */
 TEST_LOOP(a_return_that_may_be_on_record_is_taken_back, 2)
 {
-    make();
     lose_log_of(1);
     ht_fault_arm(HT_FAULT_SPACE_SUPER, _i ? 2 : 1, true);
     ck_assert_int_eq(ht_journal_resync(s->journal), -EIO);
@@ -354,7 +342,6 @@ TEST_LOOP(superblocks_that_can_be_written_nowhere_are_written_later, 2)
     struct ht_super_report report;
     struct ht_super sb;
 
-    make();
     if (_i)
         lose_log_of(1);
     ht_fault_arm(HT_FAULT_SPACE_SUPER, 1, true);
@@ -401,7 +388,6 @@ TEST_LOOP(a_member_whose_superblock_failed_stands_in_for_the_log, 2)
 {
     unsigned first = (unsigned)_i;
 
-    make();
     lose_super_of(first);
     log_something();
     lose_log_of(!first);
@@ -415,7 +401,6 @@ TEST_LOOP(a_member_whose_superblock_failed_stands_in_for_the_log, 2)
 
 TEST_LOOP(the_next_superblock_brings_a_member_back, 4)
 {
-    make();
     lose_super_of(_i % 2);
     if (_i / 2) {
         unmount_store();
@@ -431,7 +416,6 @@ TEST_LOOP(the_next_superblock_brings_a_member_back, 4)
 /* A write and a flush fail once. The member takes the superblock that calls it stale, and the next one. */
 TEST_LOOP(a_superblock_that_fails_once_leaves_nobody_behind, 2)
 {
-    make();
     dev_fail(devs[_i], HT_IO_WRITE, 1, false);
     dev_fail(devs[_i], HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(write_supers(), -ENOENT);
@@ -445,7 +429,6 @@ TEST_LOOP(a_superblock_that_fails_once_leaves_nobody_behind, 2)
 /* The last one goes on taking part, without its record; its log is on record before the other one's is given up. */
 TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
 {
-    make();
     fail_all(devs[0], true);
     dev_fail(devs[1], HT_IO_WRITE, 4, true); /* not the first superblock, but that of being left alone */
     ck_assert_int_eq(write_supers(), -EIO);
@@ -461,7 +444,6 @@ TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
 
 TEST(a_member_left_behind_does_not_stand_for_the_store)
 {
-    make();
     lose_log_of(1);
     close_store();
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
@@ -474,9 +456,9 @@ TEST(a_member_left_behind_does_not_stand_for_the_store)
 
 TEST(a_bad_place_is_not_used_again)
 {
-    make();
     struct ht_obj *o = same_object(oid);
     uint64_t bad = device(0).bad_bytes + device(1).bad_bytes;
+
     for (unsigned i = 0; i < 2; i++)
         dev_fail(devs[i], HT_IO_WRITE, 1, false);
     put_all(o, 0, newer, MIB);
@@ -495,8 +477,8 @@ TEST(a_bad_place_is_not_used_again)
 
 TEST(a_staged_update_goes_elsewhere_too)
 {
-    make();
     struct ht_obj *o = written_object(HT_CHUNK_BYTES, 9, content, BYTES);
+
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     struct ht_batch_pin l = {.store = s, .count = 4};
     for (unsigned i = 0; i < 4; i++)
@@ -513,8 +495,8 @@ TEST(a_staged_update_goes_elsewhere_too)
 /* The chunks of a range are placed with the first chunk that has a place. */
 TEST(a_range_stays_together)
 {
-    make();
     struct ht_obj *p = object(HT_CHUNK_BYTES, 9), *state = object(HT_CHUNK_BYTES, 9);
+
     put_all(p, 0, content, BYTES);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     put_all(state, BYTES - 1, content, 1);
@@ -556,6 +538,7 @@ TEST_LOOP(what_a_failed_flush_covered_is_written_again, 2)
 {
     bool evicted = _i;
 
+    end();
     fresh(64, false);
     newer = pattern(BYTES, 2);
     struct ht_obj *o = written_back(newer, 0);
@@ -574,6 +557,7 @@ TEST_LOOP(what_a_failed_flush_covered_is_written_again, 2)
 
 TEST(a_flush_that_never_succeeds_is_told)
 {
+    end();
     fresh(64, false);
     newer = pattern(BYTES, 2);
     struct ht_obj *o = written_back(newer, 0);
@@ -590,6 +574,7 @@ TEST(a_flush_that_never_succeeds_is_told)
 /* A flush that succeeds later proves nothing: a caller that then publishes the object finds the former content. */
 TEST(what_a_failed_flush_covered_is_not_published_later)
 {
+    end();
     fresh(64, false);
     content = pattern(BYTES, 1);
     newer = pattern(BYTES, 2);
@@ -613,10 +598,9 @@ TEST(what_a_failed_flush_covered_is_not_published_later)
 TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
 {
     unsigned bad = (unsigned)_i;
-
-    make();
     struct ht_obj *a = written_back(newer, 0), *b = written_back(newer + 4 * MIB, 9);
     uint64_t ids[] = {ht_obj_id(a), ht_obj_id(b)};
+
     fail_all(devs[bad], true);
     ck_assert_int_eq(ht_obj_sync(a), 0);
     publish_scope_at_once(9);
@@ -635,14 +619,14 @@ TEST_LOOP(a_device_that_dies_takes_only_what_was_durable_on_it, 2)
 
 TEST(what_died_with_its_device_is_told_to_its_owner_alone)
 {
-    make();
     struct ht_obj *a = written_back(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
+
     ht_obj_evict(a);
     fail_all(devs[1], true);
     dev_fail(devs[1], HT_IO_READ, 1, true);
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
     ck_assert_int_eq(obj_stat(a).sticky_error, -EIO);
-    sync_one(b, 0, newer);
+    put_synced(b, 0, newer, MIB);
     ck_assert(!ht_store_read_only(s));
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO); /* until abort */
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
@@ -660,10 +644,10 @@ static void *sync_object(void *arg)
 
 TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
 {
-    make();
     struct ht_obj *o = same_object(oid);
     struct where w = where();
     uint64_t commits = stats().commits;
+
     put_all(o, 0, newer, MIB);
     dev_stall(devs[1], true);
     pthread_t thread;
@@ -699,9 +683,8 @@ TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
 {
     enum { CHUNKS = 4 };
     pthread_t thread;
-
-    make();
     struct ht_obj *o = written_object(HT_CHUNK_BYTES, 0, newer, CHUNKS * MIB);
+
     dev_stall(devs[_i], true);
     ck_assert_int_eq(pthread_create(&thread, NULL, sync_object, o), 0);
     while (obj_stat(o).device_written_bytes < CHUNKS / 2 * MIB)
@@ -711,4 +694,4 @@ TEST_LOOP(an_image_is_clean_once_its_own_device_has_written_it, DEVICES)
     expect(o, 0, newer, CHUNKS * MIB);
 }
 
-RUN_TESTS("devices", .teardown = end, .timeout_s = 120)
+RUN_TESTS("devices", .setup = make, .teardown = end, .timeout_s = 120)

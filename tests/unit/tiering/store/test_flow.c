@@ -356,15 +356,6 @@ TEST(a_reader_takes_an_image_of_the_working_set_if_no_other_comes)
     pthread_join(syncer, NULL);
 }
 
-static void delete_but_hold(struct ht_obj *o)
-{
-    struct ht_tx *tx;
-
-    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
-    ht_obj_delete(o, tx);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-}
-
 /* A writer that cleans images under pressure reaches one of these while it waits for the device. */
 TEST(what_is_deleted_may_be_let_go_of_beside_writing)
 {
@@ -375,7 +366,10 @@ TEST(what_is_deleted_may_be_let_go_of_beside_writing)
     struct ht_obj *before = object(SMALL, 0), *gone = object(SMALL, 0), *after = object(SMALL, 0);
     put_all(before, 0, want, IN_FLIGHT * SMALL);
     put_all(gone, 0, want, SMALL);
-    delete_but_hold(gone);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(gone, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     dev_stall(dev, true);
     put_all(after, 0, want, BUDGET - 17 * SMALL);
     while (obj_stat(before).dirty_bytes)

@@ -3,6 +3,7 @@
  * test_residency.c - objects that are pinned in the DRAM tier, and cold ones that leave it first. The tier has 8 MiB:
  * at most 6 are protected, and at most 4 are pinned.
  */
+#define FIXTURE_MIB 128
 #include "tests/unit/tiering/store/fixture.h"
 
 static struct ht_obj *full(uint64_t mib, unsigned seed)
@@ -45,8 +46,8 @@ static void update(struct ht_obj *o, uint64_t index, bool *out_staged)
 
 TEST(a_scan_evicts_what_is_not_pinned)
 {
-    fresh(128, false);
     struct ht_obj *pinned = full(2, 1), *other = full(2, 2), *scanned = full(32, 3);
+
     ht_obj_set_residency(pinned, HT_RESIDENCY_PINNED);
     ck_assert_int_eq(ht_obj_prefetch(pinned), 0);
     read_all(other);
@@ -64,8 +65,8 @@ TEST(a_scan_evicts_what_is_not_pinned)
 
 TEST(half_of_the_tier_can_be_pinned)
 {
-    fresh(128, false);
     struct ht_obj *a = full(3, 1), *b = full(3, 2), *scanned = full(16, 3);
+
     ht_obj_set_residency(a, HT_RESIDENCY_PINNED);
     read_all(a);
     ck_assert_int_eq(ht_obj_pinnable_bytes(a), MIB);
@@ -88,9 +89,8 @@ TEST(half_of_the_tier_can_be_pinned)
 TEST(updates_leave_room_to_pinned_content)
 {
     bool staged;
-
-    fresh(128, false);
     struct ht_obj *state = full(7, 1), *o = full(3, 2);
+
     for (uint64_t i = 0; i < 7; i++)
         update(state, i, &staged);
     ck_assert_uint_eq(stats().dram_protected_bytes, 6 * MIB);
@@ -112,9 +112,8 @@ TEST(updates_leave_room_to_pinned_content)
 TEST(updates_of_pinned_content_stay_in_memory)
 {
     bool staged;
-
-    fresh(128, false);
     struct ht_obj *state = full(7, 1), *o = full(3, 2);
+
     ht_obj_set_residency(o, HT_RESIDENCY_PINNED);
     for (unsigned k = 0; k < 3; k++)
         for (uint64_t i = 0; i < 7; i++) {
@@ -140,7 +139,6 @@ TEST(updates_keep_no_more_than_the_content_needs)
     uint8_t *p = pattern(MIB + END, 1);
     bool staged;
 
-    fresh(128, false);
     for (unsigned k = 0; k < STATES; k++) {
         state[k] = object(HT_CHUNK_BYTES, 0);
         put_all(state[k], 0, p, MIB + END);
@@ -169,7 +167,6 @@ TEST(the_last_image_of_an_update_grows_with_its_object)
     uint8_t *p = test_alloc(SIZE);
     bool staged;
 
-    fresh(128, false);
     memset(p, 7, MIB + END);
     for (unsigned write = 0; write < 2; write++) {
         struct ht_obj *o = synced_object(HT_CHUNK_BYTES, 0, p, MIB + END);
@@ -191,9 +188,8 @@ TEST(the_last_image_of_an_update_grows_with_its_object)
 TEST(a_pinned_image_that_grows_stays_pinned)
 {
     uint8_t *p = pattern(MIB, 1);
-
-    fresh(128, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0), *scanned = full(24, 3);
+
     ht_obj_set_residency(o, HT_RESIDENCY_PINNED);
     put_all(o, 0, p, 1000);
     ck_assert_uint_eq(stats().dram_pinned_bytes, 1 << 16);
@@ -209,9 +205,8 @@ TEST(a_pinned_image_that_grows_stays_pinned)
 TEST(cold_content_leaves_first)
 {
     bool staged;
-
-    fresh(128, false);
     struct ht_obj *cold = full(3, 1), *warm = full(5, 2), *more = full(3, 3);
+
     ht_obj_evict(more);
     ht_obj_evict(warm);
     ht_obj_evict(cold);
@@ -231,9 +226,8 @@ TEST(cold_content_leaves_first)
 TEST(content_that_becomes_cold_is_protected_no_more)
 {
     bool staged;
-
-    fresh(128, false);
     struct ht_obj *o = full(2, 1);
+
     update(o, 0, &staged);
     update(o, 1, &staged);
     ck_assert_uint_eq(stats().dram_protected_bytes, 2 * MIB);
@@ -267,11 +261,10 @@ TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
 {
     struct ht_store_stats st;
     bool staged;
-
-    fresh(128, false);
     struct ht_obj_attr a = {
         .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
     struct ht_obj *state = full(16, 1), *gradient;
+
     ck_assert_int_eq(ht_obj_create(s, &a, &gradient), 0);
     hold_object(gradient);
     for (unsigned step = 0; step < 8; step++) {
@@ -294,4 +287,4 @@ TEST(the_protected_set_gives_way_to_gradients_that_are_read_back)
     ck_assert_uint_eq(st.dram_protectable_bytes, 6 * MIB);
 }
 
-RUN_TESTS("residency", .teardown = done)
+RUN_TESTS("residency", .setup = fixture_begin, .teardown = done)

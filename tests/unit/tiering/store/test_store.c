@@ -532,10 +532,7 @@ TEST(pressure_does_not_put_off_the_commit_timer)
 {
     fresh(64, false);
     unmount_store();
-    struct ht_store_opts opts = {
-        .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .commit_ms = 100};
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
+    mount_as(.commit_ms = 100);
     struct ht_obj *busy = object(HT_CHUNK_BYTES, 5), *o = object(HT_SMALL_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_obj_truncate(busy, 6 * MIB), 0);
     struct ht_batch_pin l = {.store = s, .count = 6}, l2;

@@ -53,25 +53,10 @@ static struct ht_image *image(uint64_t index)
 
 /* ------------------------------------------------------------------- errors */
 
-WRONG(two_newest_references)
-{
-    chunk(1)->flags |= HT_CH_GONE;
-}
-
-WRONG(a_hole_over_nothing)
-{
-    chunk(3)->flags &= (uint8_t)~HT_CH_PUB & 0x3f;
-}
-
-WRONG(a_cut_that_shows_more)
-{
-    chunk(CHUNKS - 1)->cur.visible = CHUNK;
-}
-
-WRONG(a_cut_of_another_place)
-{
-    chunk(CHUNKS - 1)->cur.checksum++;
-}
+WRONG_BY(two_newest_references, chunk(1)->flags |= HT_CH_GONE)
+WRONG_BY(a_hole_over_nothing, chunk(3)->flags &= (uint8_t)~HT_CH_PUB & 0x3f)
+WRONG_BY(a_cut_that_shows_more, chunk(CHUNKS - 1)->cur.visible = CHUNK)
+WRONG_BY(a_cut_of_another_place, chunk(CHUNKS - 1)->cur.checksum++)
 
 WRONG(a_reference_longer_than_its_space)
 {
@@ -79,160 +64,37 @@ WRONG(a_reference_longer_than_its_space)
     chunk(5)->pub.stored = CHUNK / 2;
 }
 
-WRONG(two_kinds_of_holders)
-{
-    chunk(5)->exclusive = chunk(5)->shared = 1;
-}
-
-WRONG(a_write_that_holds_nothing)
-{
-    chunk(5)->writing = 1;
-}
-
-WRONG(no_log_bytes)
-{
-    chunk(0)->flags &= (uint8_t)~HT_CH_LOG_RESERVED & 0x3f;
-}
-
-WRONG(a_leaf_with_another_count)
-{
-    ht_chunk_leaf(chunk(1))->unpublished++;
-}
-
-WRONG(a_node_with_other_unpublished_chunks)
-{
-    ((struct ht_node *)o->extra->root)->mask[HT_MARK_UNPUBLISHED] ^= 1;
-}
-
-WRONG(a_node_with_other_busy_chunks)
-{
-    ((struct ht_node *)o->extra->root)->mask[HT_MARK_BUSY] ^= 1;
-}
-
-WRONG(a_node_with_other_idle_chunks)
-{
-    ((struct ht_node *)o->extra->root)->mask[HT_MARK_IDLE] ^= 1;
-}
-
-WRONG(a_leaf_that_misses_a_busy_chunk)
-{
-    ((struct ht_leaf *)ht_chunk_leaf(chunk(1)))->busy ^= 1u << 1;
-}
-
-WRONG(a_leaf_of_nothing)
-{
-    ck_assert_ptr_nonnull(ht_chunk_make(o, 1000));
-}
-
-WRONG(a_dirty_chunk_too_many)
-{
-    o->dirty++;
-}
-
-WRONG(blocks_that_nothing_names)
-{
-    o->stored_blocks++;
-}
-
-WRONG(shared_blocks_that_nothing_names)
-{
-    ht_obj_extra(o)->shared_blocks++;
-}
-
-WRONG(prealloc_of_no_chunk)
-{
-    ht_obj_extra(o)->prealloc_blocks++;
-}
-
-WRONG(an_image_of_another_chunk)
-{
-    image(0)->index = 9;
-}
-
-WRONG(an_image_without_a_chunk)
-{
-    chunk(0)->slot = HT_SLOT_NONE;
-}
-
-WRONG(an_image_that_was_put)
-{
-    ht_arena_put(s->arena, chunk(5)->slot);
-}
-
-WRONG(bytes_from_behind_their_end)
-{
-    image(0)->valid_lo = image(0)->valid_hi + 1;
-}
-
-WRONG(a_dirty_image_that_nobody_counted)
-{
-    image(5)->dirty = true;
-}
-
-WRONG(a_protected_image_that_nobody_counted)
-{
-    image(5)->protected = true;
-}
-
-WRONG(an_image_read_ahead_that_nobody_counted)
-{
-    image(5)->readahead = true;
-}
-
-WRONG(dirty_bytes_of_no_image)
-{
-    s->flow.dirty_bytes += CHUNK;
-}
-
-WRONG(a_published_chunk_too_many)
-{
-    s->objects.chunks++;
-}
-
-WRONG(memory_of_no_table)
-{
-    s->objects.tables_bytes += 64;
-}
-
-WRONG(a_promise_to_nobody)
-{
-    ht_obj_extra(o)->log_chunks++;
-}
-
-WRONG(an_object_that_is_not_counted)
-{
-    s->objects.count--;
-}
-
-WRONG(a_change_on_no_list)
-{
-    ht_list_del(&o->touched);
-}
-
-WRONG(a_list_of_another_scope)
-{
-    o->scope = ht_scope_find(s, SCOPE, true);
-}
-
-WRONG(leaving_and_not_deleted)
-{
-    o->leaving = true;
-}
-
-WRONG(dead_and_not_deleted)
-{
-    o->dead = true;
-}
-
-WRONG(a_reservation_of_nothing)
-{
-    ck_assert_int_eq(ht_alloc_reserve(s->alloc, 1), 0);
-}
-
-WRONG(a_reservation_that_is_gone)
-{
-    ht_alloc_unreserve(s->alloc, 1);
-}
+WRONG_BY(two_kinds_of_holders, chunk(5)->exclusive = chunk(5)->shared = 1)
+WRONG_BY(a_write_that_holds_nothing, chunk(5)->writing = 1)
+WRONG_BY(no_log_bytes, chunk(0)->flags &= (uint8_t)~HT_CH_LOG_RESERVED & 0x3f)
+WRONG_BY(a_leaf_with_another_count, ht_chunk_leaf(chunk(1))->unpublished++)
+WRONG_BY(a_node_with_other_unpublished_chunks, ((struct ht_node *)o->extra->root)->mask[HT_MARK_UNPUBLISHED] ^= 1)
+WRONG_BY(a_node_with_other_busy_chunks, ((struct ht_node *)o->extra->root)->mask[HT_MARK_BUSY] ^= 1)
+WRONG_BY(a_node_with_other_idle_chunks, ((struct ht_node *)o->extra->root)->mask[HT_MARK_IDLE] ^= 1)
+WRONG_BY(a_leaf_that_misses_a_busy_chunk, ((struct ht_leaf *)ht_chunk_leaf(chunk(1)))->busy ^= 1u << 1)
+WRONG_BY(a_leaf_of_nothing, ck_assert_ptr_nonnull(ht_chunk_make(o, 1000)))
+WRONG_BY(a_dirty_chunk_too_many, o->dirty++)
+WRONG_BY(blocks_that_nothing_names, o->stored_blocks++)
+WRONG_BY(shared_blocks_that_nothing_names, ht_obj_extra(o)->shared_blocks++)
+WRONG_BY(prealloc_of_no_chunk, ht_obj_extra(o)->prealloc_blocks++)
+WRONG_BY(an_image_of_another_chunk, image(0)->index = 9)
+WRONG_BY(an_image_without_a_chunk, chunk(0)->slot = HT_SLOT_NONE)
+WRONG_BY(an_image_that_was_put, ht_arena_put(s->arena, chunk(5)->slot))
+WRONG_BY(bytes_from_behind_their_end, image(0)->valid_lo = image(0)->valid_hi + 1)
+WRONG_BY(a_dirty_image_that_nobody_counted, image(5)->dirty = true)
+WRONG_BY(a_protected_image_that_nobody_counted, image(5)->protected = true)
+WRONG_BY(an_image_read_ahead_that_nobody_counted, image(5)->readahead = true)
+WRONG_BY(dirty_bytes_of_no_image, s->flow.dirty_bytes += CHUNK)
+WRONG_BY(a_published_chunk_too_many, s->objects.chunks++)
+WRONG_BY(memory_of_no_table, s->objects.tables_bytes += 64)
+WRONG_BY(a_promise_to_nobody, ht_obj_extra(o)->log_chunks++)
+WRONG_BY(an_object_that_is_not_counted, s->objects.count--)
+WRONG_BY(a_change_on_no_list, ht_list_del(&o->touched))
+WRONG_BY(a_list_of_another_scope, o->scope = ht_scope_find(s, SCOPE, true))
+WRONG_BY(leaving_and_not_deleted, o->leaving = true)
+WRONG_BY(dead_and_not_deleted, o->dead = true)
+WRONG_BY(a_reservation_of_nothing, ck_assert_int_eq(ht_alloc_reserve(s->alloc, 1), 0))
+WRONG_BY(a_reservation_that_is_gone, ht_alloc_unreserve(s->alloc, 1))
 
 WRONG(a_reserve_larger_than_two_copies)
 {
@@ -256,35 +118,12 @@ WRONG(a_block_that_is_free_and_named)
     ht_alloc_release(s->alloc, &e);
 }
 
-WRONG(a_deferred_free_of_nothing)
-{
-    ht_alloc_pending_free_add(s->alloc, &(struct ht_extent){.blocks = 1});
-}
-
-WRONG(an_owner_too_many)
-{
-    ck_assert_int_eq(ht_refcount_add(s, &chunk(5)->pub, true), 0);
-}
-
-WRONG(an_owner_too_few)
-{
-    chunk(5)->pub.shared = 0;
-}
-
-WRONG(a_write_of_nothing)
-{
-    s->flow.writing_blocks++;
-}
-
-WRONG(shared_memory_beyond_its_share)
-{
-    s->opts.shm_bytes = MIB;
-}
-
-WRONG(an_image_in_shared_memory_of_none)
-{
-    ht_obj_extra(shared)->shm = NULL;
-}
+WRONG_BY(a_deferred_free_of_nothing, ht_alloc_pending_free_add(s->alloc, &(struct ht_extent){.blocks = 1}))
+WRONG_BY(an_owner_too_many, ck_assert_int_eq(ht_refcount_add(s, &chunk(5)->pub, true), 0))
+WRONG_BY(an_owner_too_few, chunk(5)->pub.shared = 0)
+WRONG_BY(a_write_of_nothing, s->flow.writing_blocks++)
+WRONG_BY(shared_memory_beyond_its_share, s->opts.shm_bytes = MIB)
+WRONG_BY(an_image_in_shared_memory_of_none, ht_obj_extra(shared)->shm = NULL)
 
 WRONG(images_at_each_others_place)
 {
@@ -307,15 +146,8 @@ WRONG(an_image_after_the_end_of_shared_memory)
     ht_arena_image(s->arena, slot)->valid_hi = MIB;
 }
 
-WRONG(shared_memory_that_is_valid_in_part)
-{
-    ht_arena_image(s->arena, ht_chunk_find(shared, 0)->slot)->valid_lo = 5;
-}
-
-WRONG(stores_without_shared_memory)
-{
-    ht_obj_extra(o)->may_be_dirty = true;
-}
+WRONG_BY(shared_memory_that_is_valid_in_part, ht_arena_image(s->arena, ht_chunk_find(shared, 0)->slot)->valid_lo = 5)
+WRONG_BY(stores_without_shared_memory, ht_obj_extra(o)->may_be_dirty = true)
 
 /* ------------------------------------------------------------------- tests */
 

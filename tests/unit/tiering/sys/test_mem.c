@@ -25,12 +25,6 @@ TEST(memory_is_aligned_populated_and_given_back)
     ht_pinned_free(&m); /* nothing left to free */
 }
 
-/* A list with this machine's first node at every place: the division of memory does not check numbers. */
-static struct ht_nodes same_node(uint64_t one, uint64_t other)
-{
-    return (struct ht_nodes){.count = 2, .node = {0, 0}, .weight = {one, other}};
-}
-
 TEST(memory_comes_from_a_node)
 {
     struct ht_nodes nodes = {.count = 0};
@@ -48,7 +42,8 @@ TEST(memory_comes_from_a_node)
 
 TEST(memory_is_divided_in_proportion)
 {
-    struct ht_nodes nodes = same_node(3, 1);
+    /* A list with this machine's first node at every place: the division of memory does not check numbers. */
+    struct ht_nodes nodes = {.count = 2, .node = {0, 0}, .weight = {3, 1}};
     struct ht_pinned m;
 
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 20 * HT_MIB, &nodes), 0);

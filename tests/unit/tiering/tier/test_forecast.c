@@ -298,30 +298,18 @@ TEST(the_end_of_an_object_counts_what_it_takes)
         ck_assert_uint_eq(part.bytes, part.offset ? MIB / 2 : MIB);
 }
 
-static void set_no_object(void)
-{
-    run[3].object = 0;
-}
-static void set_no_chunks(void)
-{
-    run[3].first = 2;
-}
-static void set_before(void)
-{
-    run[3].begin_ns = BEGIN - 1;
-}
-static void set_no_use(void)
-{
-    run[3].use = HT_PLAN_USES;
-}
-static void set_no_step(void)
-{
-    in.step_ns = 0;
-}
-static void set_long_step(void)
-{
-    in.step_ns = UINT64_MAX / 2;
-}
+#define MALFORMED(name, ...) \
+    static void name(void)   \
+    {                        \
+        __VA_ARGS__;         \
+    }
+
+MALFORMED(set_no_object, run[3].object = 0)
+MALFORMED(set_no_chunks, run[3].first = 2)
+MALFORMED(set_before, run[3].begin_ns = BEGIN - 1)
+MALFORMED(set_no_use, run[3].use = HT_PLAN_USES)
+MALFORMED(set_no_step, in.step_ns = 0)
+MALFORMED(set_long_step, in.step_ns = UINT64_MAX / 2)
 
 static void (*const malformed[])(void) = {set_no_object, set_no_chunks, set_before,
                                           set_no_use,    set_no_step,   set_long_step};

@@ -8,14 +8,11 @@
 #include <sched.h>
 
 #include "tiering/object/chunk.h"
-#include "tiering/object/context.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/scope.h"
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/batch_pin.h"
 #include "tiering/api/keep.h"
-#include "tiering/api/background.h"
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 #include "tiering/io/gate.h"
@@ -38,15 +35,6 @@ enum {
 static struct ht_obj *obj, *hot;
 static uint64_t chunks;
 static bool prints;
-
-static inline uint64_t wanted_chunks(void)
-{
-    const char *text = getenv("HITRAIN_TEST_CHUNKS");
-
-    prints = text != NULL;
-    setlinebuf(stdout);
-    return text ? strtoull(text, NULL, 10) : FEW_CHUNKS;
-}
 
 /* How often a test runs that says nothing about many chunks. */
 static inline int unless_many(int count)
@@ -223,7 +211,10 @@ static inline void setup(void)
     struct ht_super sb;
     uint8_t block[BLOCK] = {7};
 
-    chunks = wanted_chunks();
+    const char *text = getenv("HITRAIN_TEST_CHUNKS");
+    prints = text != NULL;
+    setlinebuf(stdout);
+    chunks = text ? strtoull(text, NULL, 10) : FEW_CHUNKS;
     uint64_t bytes = chunks * 3 * BLOCK + 512 * (uint64_t)MIB;
     opts.log_bytes = ht_max_u64(64 * MIB, ht_round_up(chunks * 1024, MIB));
     ck_assert_int_eq(dev_open_ram(bytes + 2 * opts.log_bytes, 512, &dev), 0);

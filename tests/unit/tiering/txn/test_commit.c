@@ -148,7 +148,6 @@ static void crash_and_expect(uint64_t value, const uint8_t *bytes)
 
 TEST(a_commit_asks_names_then_the_optimizer_then_objects)
 {
-    begin();
     change(2, second);
     ck_assert_uint_gt(ht_scope_pending_bytes(s, SCOPE), 2 * 64);
     publish_scope(SCOPE);
@@ -159,7 +158,6 @@ TEST(a_commit_asks_names_then_the_optimizer_then_objects)
 
 TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
 {
-    begin();
     change(2, second);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     crash_and_expect(1, first);
@@ -168,7 +166,6 @@ TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
 /* The whole is one transaction: the log counts groups. */
 TEST(a_commit_is_one_group_of_the_log)
 {
-    begin();
     change(2, second);
     uint64_t before = stats().log.groups;
     publish_scope(SCOPE);
@@ -179,7 +176,6 @@ TEST(a_commit_that_does_not_fit_asks_no_participant)
 {
     uint64_t lsn;
 
-    begin();
     change(2, second);
     optimizer.claims = (size_t)stats().log.log_bytes;
     ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), -ENOSPC);
@@ -191,7 +187,6 @@ TEST(a_commit_that_does_not_fit_asks_no_participant)
 
 TEST(an_abort_asks_names_then_the_optimizer_then_objects)
 {
-    begin();
     change(2, second);
     uint64_t before = stats().log.groups;
     ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
@@ -207,7 +202,6 @@ TEST_LOOP(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 2)
                                        "names deleted 9, optimizer deleted 9, "};
     struct ht_tx *tx;
 
-    begin();
     change(2, second);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     uint64_t before = stats().log.groups;
@@ -236,7 +230,6 @@ TEST(a_commit_of_the_rest_leaves_derived_content_as_it_was)
 {
     uint64_t lsn;
 
-    begin();
     ck_assert_int_eq(ht_obj_set_derived(obj, false), 0);
     ck_assert(ht_obj_is_derived(obj));
     struct ht_obj *other = object(HT_CHUNK_BYTES, SCOPE);
@@ -264,7 +257,6 @@ TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
     struct ht_tx *tx;
     uint64_t lsn;
 
-    begin();
     ck_assert_int_eq(ht_obj_set_derived(obj, false), 0);
     overwrite_pinned(obj, 0, second);
     ck_assert_int_eq(ht_scope_commit_rest(s, SCOPE, &lsn), 0);
@@ -293,7 +285,6 @@ TEST_LOOP(a_commit_of_the_rest_refuses_derived_content_that_was_changed, 4)
 
 TEST(a_commit_outside_of_roots_asks_for_scope_0)
 {
-    begin();
     ck_assert_int_eq(ht_store_commit(s), 0);
     ck_assert_str_eq(calls, "names publish 0, optimizer publish 0, ");
 }
@@ -312,4 +303,4 @@ TEST_LOOP(a_transaction_without_room_ends, 2)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
-RUN_TESTS("commit", .teardown = fixture_end)
+RUN_TESTS("commit", .setup = begin, .teardown = fixture_end)

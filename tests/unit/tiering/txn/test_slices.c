@@ -77,7 +77,6 @@ TEST(no_operation_on_many_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
 
-    setup();
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
     begin();
     if (prints)
@@ -142,7 +141,6 @@ TEST_LOOP(a_change_at_the_end_of_a_large_object_is_published_in_few_steps, unles
     enum { FEW = 100 };
     struct ht_tx *tx;
 
-    setup();
     fill(0, chunks, 1);
     publish_scope(SCOPE);
     for (unsigned i = 0; i < 2; i++) {
@@ -193,7 +191,6 @@ TEST(no_operation_on_many_objects_holds_the_lock_for_long)
 {
     pthread_t reader;
 
-    setup();
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
     begin();
     make_many();
@@ -228,21 +225,10 @@ TEST(no_operation_on_many_objects_holds_the_lock_for_long)
     ht_store_verify(s, true);
 }
 
-static void expect_seeds(void)
-{
-    uint8_t block[BLOCK];
-
-    for (uint64_t i = 0; i < chunks; i++) {
-        ck_assert_int_eq(ht_obj_read(obj, i * CHUNK, block, sizeof(block)), BLOCK);
-        ck_assert_msg(block[0] == seeds[i] && block[BLOCK - 1] == seeds[i], "chunk %llu", (unsigned long long)i);
-    }
-}
-
 TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
 {
     pthread_t writer;
 
-    setup();
     seeds = test_alloc(chunks);
     ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
     ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
@@ -264,7 +250,11 @@ TEST_LOOP(what_changes_while_it_is_published_is_not_lost, unless_many(1))
     open_store();
     obj = get_object(oid);
     ck_assert_ptr_nonnull(obj);
-    expect_seeds();
+    uint8_t block[BLOCK];
+    for (uint64_t i = 0; i < chunks; i++) {
+        ck_assert_int_eq(ht_obj_read(obj, i * CHUNK, block, sizeof(block)), BLOCK);
+        ck_assert_msg(block[0] == seeds[i] && block[BLOCK - 1] == seeds[i], "chunk %llu", (unsigned long long)i);
+    }
 }
 
 /*
@@ -276,7 +266,6 @@ TEST_LOOP(a_publication_without_room_for_changes_is_in_one_piece, unless_many(2)
 {
     struct ht_tx *tx;
 
-    setup();
     make_many();
     size_t bytes = many_count * HT_OBJECT_RECORD_BYTES;
     ck_assert_int_eq(ht_tx_begin(s, 2 * bytes, &tx), 0);
@@ -297,7 +286,6 @@ TEST_LOOP(a_large_file_is_published_in_several_transactions, unless_many(1))
 {
     enum { CHUNKS = 40000, CUT = 100, PARTS = 3 };
 
-    setup();
     put_object(obj);
     obj = object(CHUNK, 0);
     fill(0, CHUNKS, 1);
@@ -341,7 +329,6 @@ TEST_LOOP(a_file_that_grows_while_a_part_is_published_has_its_new_size, unless_m
     struct ht_tx *tx;
     uint64_t index = 0, lsn;
 
-    setup();
     put_object(obj);
     obj = object(CHUNK, 0);
     fill(0, CHUNKS, 1);
@@ -367,7 +354,6 @@ TEST_LOOP(a_size_that_changes_again_counts_again, unless_many(1))
 {
     struct ht_tx *tx;
 
-    setup();
     fill(0, 1, 1); /* dirty, so it stays on the list of its scope */
     ck_assert_int_eq(ht_tx_begin(s, CHUNK, &tx), 0);
     ht_scope_publish(s, SCOPE, false, tx);
@@ -395,14 +381,6 @@ static bool take_watched_chunk(void)
     return holds;
 }
 
-static void give_chunk_back(void)
-{
-    ht_store_lock(s);
-    holds = false;
-    ht_chunk_unlock_exclusive(obj, ht_chunk_find(obj, 1), 1);
-    ht_store_unlock(s);
-}
-
 static void *hold_once_in_a_round(void *arg)
 {
     const struct timespec a_moment = {0, HOLD_NS};
@@ -414,7 +392,10 @@ static void *hold_once_in_a_round(void *arg)
             sched_yield();
         if (holds) {
             nanosleep(&a_moment, NULL);
-            give_chunk_back();
+            ht_store_lock(s);
+            holds = false;
+            ht_chunk_unlock_exclusive(obj, ht_chunk_find(obj, 1), 1);
+            ht_store_unlock(s);
         }
         round_ended = round;
     }
@@ -426,7 +407,6 @@ TEST_LOOP(a_truncation_waits_for_a_chunk_that_it_has_passed, unless_many(1))
 {
     pthread_t holder;
 
-    setup();
     fill(0, chunks, 1);
     publish_scope(SCOPE);
     ck_assert_int_eq(pthread_create(&holder, NULL, hold_once_in_a_round, NULL), 0);
@@ -446,7 +426,6 @@ TEST_LOOP(a_watch_sees_who_takes_a_later_chunk_of_its_object, unless_many(1))
 {
     struct ht_chunk_watch early, late;
 
-    setup();
     fill(0, 4, 1);
     ht_store_lock(s);
     ht_chunk_watch_begin(&early, obj, 1);
@@ -502,9 +481,8 @@ TEST_LOOP(a_loop_rests_for_a_thread_that_waits, unless_many(4))
     struct ht_slice slice = HT_SLICE_RESTING;
     struct ht_scope_changes noted;
     pthread_t waiter, other = 0;
-
-    setup();
     enum ht_io_class was = ht_io_class_set(_i == URGENT ? HT_IO_URGENT : HT_IO_PLANNED);
+
     if (_i == PLANNED_IN_A_TRANSACTION) {
         ht_mutex_lock(&s->tx_lock);
         other = start_waiter(take_transaction_once, &s->tx_lock);
@@ -534,7 +512,6 @@ TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
 {
     struct ht_batch_pin pin = {.count = 1};
 
-    setup();
     fill(0, 2, 1);
     publish_scope(SCOPE);
     ck_assert_int_eq(ht_obj_punch(obj, CHUNK, CHUNK), 0);
@@ -552,7 +529,6 @@ TEST_LOOP(a_held_chunk_keeps_its_log_bytes, unless_many(2))
 /* The log has too little room for it at first. */
 TEST_LOOP(a_copy_that_begins_again_gives_its_log_bytes_back, unless_many(1))
 {
-    setup();
     fill(0, chunks, 1);
     publish_scope(SCOPE);
     uint64_t before = stats().log.reserved_bytes;
@@ -593,7 +569,6 @@ TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
     uint64_t oid[2], got[2], block[BLOCK / 8];
     pthread_t writer;
 
-    setup();
     pair[0] = object(CHUNK, SCOPE);
     put_number(pair[0], 0);
     make_many();
@@ -622,4 +597,4 @@ TEST_LOOP(a_commit_has_all_objects_as_at_one_moment, unless_many(20))
     ck_assert(got[0] == got[1] || got[0] == got[1] + 1);
 }
 
-RUN_TESTS("slices", .teardown = done, .timeout_s = 600)
+RUN_TESTS("slices", .setup = setup, .teardown = done, .timeout_s = 600)

@@ -9,9 +9,8 @@
 TEST(no_operation_on_many_reserved_chunks_holds_the_lock_for_long)
 {
     pthread_t reader;
-
-    setup();
     uint64_t bytes = chunks * CHUNK;
+
     ck_assert_int_eq(pthread_create(&reader, NULL, read_hot, NULL), 0);
     for (unsigned round = 0; round < 2; round++) {
         begin();
@@ -68,7 +67,6 @@ TEST(no_operation_on_many_copies_of_a_chunk_holds_the_lock_for_long)
     uint8_t block[CHUNK];
     pthread_t reader;
 
-    setup();
     memset(block, 3, sizeof(block));
     struct ht_obj *many = object(CHUNK, 0);
     struct ht_obj *copy = object(CHUNK, 0);
@@ -126,7 +124,6 @@ TEST(a_publication_beside_fast_writers_is_in_slices)
     pthread_t writer;
     struct ht_tx *tx;
 
-    setup();
     memset(block, 3, sizeof(block));
     shared = object(CHUNK, 0);
     copy = object(CHUNK, 0);
@@ -164,8 +161,8 @@ static void expect_seeks(uint64_t off, int64_t data, int64_t hole)
 
 TEST_LOOP(a_seek_passes_any_number_of_chunks_in_few_steps, unless_many(1))
 {
-    setup();
     uint64_t bytes = chunks * CHUNK;
+
     ck_assert_int_eq(ht_obj_prealloc(obj, 0, bytes), 0);
     ck_assert_int_eq(ht_obj_truncate(obj, bytes), 0);
     expect_seeks(0, -ENXIO, 0);
@@ -206,7 +203,6 @@ TEST_LOOP(reservations_beside_changes_keep_all_counts, unless_many(1))
 {
     pthread_t writer, giver;
 
-    setup();
     seeds = calloc(chunks, 1);
     ck_assert_int_eq(ht_obj_truncate(obj, chunks * CHUNK), 0);
     ck_assert_int_eq(pthread_create(&writer, NULL, change, NULL), 0);
@@ -226,4 +222,4 @@ TEST_LOOP(reservations_beside_changes_keep_all_counts, unless_many(1))
     free(seeds);
 }
 
-RUN_TESTS("sparse slices", .teardown = done, .timeout_s = 600)
+RUN_TESTS("sparse slices", .setup = setup, .teardown = done, .timeout_s = 600)
