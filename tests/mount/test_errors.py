@@ -634,7 +634,11 @@ def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
 
 @pytest.mark.parametrize('args', [['events', '/', '--since=x'], ['events', '/', '--level=loud'], ['stats', '/', '--follow'],
                                   ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/'], ['step', '/', '--if=x'], ['commit', '/', '--async'],
-                                  ['commit', '/', '--if=-1'], ['wait', '/', '--if=1'], ['reset']])
+                                  ['commit', '/', '--if=-1'], ['wait', '/', '--if=1'], ['reset'],
+                                  ['archive', '/'], ['archive', '/', '1', '-', '2'], ['archive', '/', '1', '-', '--rate=0'],
+                                  ['archive', '/', '1', '-', '--rate=x'], ['restore', '-'], ['verify', '/'], ['restore', '-', '/', '/'],
+                                  ['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/'],
+                                  ['rollback', '/'], ['rollback', '/', 'a', 'b'], ['clone', '/', 'a'], ['clone', '/', 'a', 'b', 'c']])
 def test_hitrainctl_refuses_wrong_usage(args):
     done = run('hitrainctl', *args, check=False)
     assert done.returncode == 2 and done.stderr and not done.stdout

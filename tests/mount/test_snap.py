@@ -232,13 +232,6 @@ def test_commands_refuse_what_is_wrong(root):
     assert [k['name'] for k in listed(root)] == ['a']
 
 
-@pytest.mark.parametrize('args', [['snapshot'], ['snapshot', '/', 'a', 'b'], ['steps', '/', 'a'], ['forget', '/'],
-                                  ['rollback', '/'], ['rollback', '/', 'a', 'b'], ['clone', '/', 'a'], ['clone', '/', 'a', 'b', 'c']])
-def test_wrong_usage_is_refused(args):
-    done = run('hitrainctl', *args, check=False)
-    assert done.returncode == 2 and done.stderr and not done.stdout
-
-
 def test_only_those_who_steer_keep_and_forget(root, kept):
     os.chmod(root.parent, 0o755)
     for what in ('snapshot', 'forget', 'rollback'):

@@ -496,13 +496,6 @@ def test_verify_compares_digests(stores, stream):
     assert run('hitrainctl', 'verify', a / 'model', '1', '--digest=x', check=False).returncode == 2
 
 
-@pytest.mark.parametrize('args', [['archive', '/'], ['archive', '/', '1', '-', '2'], ['archive', '/', '1', '-', '--rate=0'],
-                                  ['archive', '/', '1', '-', '--rate=x'], ['restore', '-'], ['verify', '/'], ['restore', '-', '/', '/']])
-def test_wrong_usage_is_refused(args):
-    done = run('hitrainctl', *args, check=False)
-    assert done.returncode == 2 and done.stderr and not done.stdout
-
-
 def test_a_step_that_is_not_kept_is_refused(stores, stream):
     _, (a, _) = stores
     for name in ('9', '..', '.', 'x/y', '', '1/../1'):

@@ -14,7 +14,7 @@ from conftest import BIN, MIB, ROOT, SECONDS_MAX, run
 from test_archive import vault      # noqa: F401
 from test_roots import command, word
 from test_shards import ADAMW, SIZES, make_model, owned, reshard, shard, step, values
-from test_step_streams import left
+from test_step_streams import digest, left
 from test_vault_follow import entries, programs, steps     # noqa: F401
 
 sys.path += [str(ROOT / 'mount-helpers' / 'vault'), str(ROOT / 'mount-helpers' / 'tools')]
@@ -85,10 +85,6 @@ def shards_of(root, rank, ranks):
     return {str(f.relative_to(part)): f.read_bytes() for f in files}
 
 
-def digest_of(root, name):
-    return json.loads(run('hitrainctl', 'verify', root, name, '--json').stdout)['digest']
-
-
 @pytest.fixture
 def job(request, make_store, vault):     # noqa: F811
     """Two stores with two ranks each, whose step 1 is in the vault, and a model with the right blocks of all in each store."""
@@ -115,7 +111,7 @@ def test_four_ranks_lose_one_and_three_go_on_and_become_four(job):
         assert word(nexts[new], 'step') == word(nexts[new], 'durable_step') == '1' and word(nexts[new], 'shards') == '4 3-2'
         assert (nexts[new] / 'notes.txt').read_text() == f'of rank {old}'
         command(nexts[new], 'snapshot')
-        assert digest_of(nexts[new], '1') == said['digest']
+        assert digest(nexts[new], '1') == said['digest']
     assert fetched == 3 * change['moved_bytes'] == 3 * change['least_bytes']    # a parameter and its two states
     for root in (*wholes, *nexts):
         step(root, 3)

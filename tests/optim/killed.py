@@ -4,6 +4,7 @@
 A request is a call of the client that could reach the mount. A child is a fork, so that it need not import torch.
 """
 import fcntl
+import gc
 import hashlib
 import os
 import shutil
@@ -72,29 +73,25 @@ def in_child(what, n=0, daemon=None):
 
 def same_after_kills(store, root_of, script, note, daemon=False):
     """script(root, requests, again) trains; its bits are those of a run that nobody kills, whichever request kills it, after it was started
-    again. Returns how many requests there are. note: a file."""
-    def bits(root, n=0, again=False, daemon_pid=None):
-        def run(requests):
-            note.write_text(script(root, requests, again))
-        note.write_text('')
-        status = in_child(run, n, daemon_pid)
-        return status, note.read_text()
-    wanted = bits(root_of(0))[1]
+    again. Returns how many requests there are. note: a file. Runs without a kill are in this process, so that a child has its imports."""
+    wanted = script(root_of(0), Requests(0, None), False)
     assert wanted
+    gc.freeze()  # a collection in a child would copy the pages of all objects
     for n in range(1, 1000):
         root = root_of(n)
-        status, said = bits(root, n, daemon_pid=store.daemon.pid if daemon else None)
-        if daemon and store.daemon.poll() is not None or daemon and status == FAILED:
+        note.write_text('')
+        status = in_child(lambda requests: note.write_text(script(root, requests, False)), n, store.daemon.pid if daemon else None)
+        if daemon and (store.daemon.poll() is not None or status == FAILED):
             store.kill()
             store.mount()
         elif status == OK:
-            assert said == wanted
+            assert note.read_text() == wanted
             _remove(store, root)
+            gc.unfreeze()
             return n - 1
         elif os.path.isdir(root) and b'optimizer' in _attributes(root):
             wait_unclaimed(root)
-        again = bits(root, again=True)
-        assert again == (OK, wanted), f'killed at request {n}'
+        assert script(root, Requests(0, None), True) == wanted, f'killed at request {n}'
         _remove(store, root)
     raise AssertionError('the requests have no end')
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from trainer import LR, assert_equal, random_parameters, root, store, take_steps  # first: it makes the client importable
+from trainer import LR, assert_equal, copies, random_parameters, root, store, take_steps  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, Shard
 
@@ -15,10 +15,6 @@ STEPS = 8
 
 def parameters():
     return random_parameters(SHAPES, 0, torch.float32)
-
-
-def copies(params):
-    return {name: p.detach().clone() for name, p in params.items()}
 
 
 @pytest.mark.parametrize('options', [{}, {'durable_every': 3}, {'max_grad_norm': 0.5}, {'skip_nonfinite': True}])

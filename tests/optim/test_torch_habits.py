@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 
-from trainer import LR, PROCESSES, SECONDS_MAX, close, equal, give_gradients, random_parameters, root, store, take_steps, wait_unclaimed  # first: it makes the client importable
+from trainer import LR, PROCESSES, SECONDS_MAX, close, copies, equal, give_gradients, number, random_parameters, root, store, take_steps, wait_unclaimed  # first: it makes the client importable
 import torch
 from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _bytes, _gather, _root
 
@@ -26,17 +26,9 @@ def loss_of(params, step):
     return ((x @ params['w'] + params['bias']).sin().mean() * params['scale'] + (params['norm'] ** 2).sum())
 
 
-def copies(params):
-    return {n: p.detach().clone() for n, p in params.items()}
-
-
 def held(root, name):
     shape = SHAPES[name]
     return torch.frombuffer(bytearray((root / name).read_bytes()), dtype=torch.float32).view(shape)
-
-
-def number(root, word):
-    return int(os.getxattr(root, 'user.hitrain.' + word))
 
 
 # ------------------------------------------------------- changes outside step()

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from trainer import LR, equal, random_parameters, root, store  # first: it makes the client importable
+from trainer import LR, copies, equal, random_parameters, root, store  # first: it makes the client importable
 import torch
 from hitrain import AdamW
 
@@ -17,10 +17,6 @@ def run(optimizer, params, first, last):
         for p in params.values():
             p.grad = torch.randn(p.shape, generator=random)
         optimizer.step()
-
-
-def copies(params):
-    return {name: p.detach().clone() for name, p in params.items()}
 
 
 def states(optimizer, params):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from trainer import LR, SECONDS_MAX, equal, on_threads, random_parameters, shared_root, shared_store  # first: it makes the client importable
+from trainer import LR, SECONDS_MAX, equal, number, on_threads, random_parameters, shared_root, shared_store  # first: it makes the client importable
 import torch
 import hitrain
 from hitrain import SGD, AdamW, Shard, _packs
@@ -32,10 +32,6 @@ def run(optimizer, params, first, last):
 
 def files(root):
     return sorted(n for n in os.listdir(root) if n != '.hitrain')
-
-
-def number(root, word):
-    return int(os.getxattr(root, f'user.hitrain.{word}'))
 
 
 def same_state(left, right):

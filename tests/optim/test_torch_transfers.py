@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from trainer import SECONDS_MAX, equal, shared_root, shared_store  # first: it makes the client importable
+from trainer import SECONDS_MAX, equal, number, shared_root, shared_store  # first: it makes the client importable
 import torch
 from hitrain import SGD, AdamW, _bytes, _files, _gather, _ring, _root, _send, _words
 
@@ -45,10 +45,6 @@ class Meeting:
             if len(self.names) > 1:
                 self.both.set()
         assert self.both.wait(SECONDS_MAX), self.names
-
-
-def number(root, word):
-    return int(os.getxattr(root, f'user.hitrain.{word}'))
 
 
 def test_a_step_opens_nothing_and_hands_small_gradients_over_together(shared_root, monkeypatch, together):

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from trainer import LR, TOP, equal, random_parameters, used_of, wait_for  # first: it makes the client importable
+from trainer import LR, TOP, copies, equal, number, random_parameters, used_of, wait_for  # first: it makes the client importable
 import torch
 import hitrain
 import test_torch_offload as offloaded
@@ -44,20 +44,12 @@ def crossed(store):
     return sum(now[f'mount_{kind}_bytes'] for kind in ('param_read', 'param_written', 'grad_written'))
 
 
-def number(root, word):
-    return int(attribute(root, word))
-
-
 def passes(path):
     fd = os.open(path, os.O_RDONLY)
     try:
         return is_passed(fd)
     finally:
         os.close(fd)
-
-
-def copies(params):
-    return {n: p.detach().clone() for n, p in params.items()}
 
 
 def ordinary(rule, steps, **options):

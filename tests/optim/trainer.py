@@ -109,6 +109,15 @@ def random_parameters(shapes, seed=0, dtype=torch.float32):
     return {n: torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype)) for n, shape in shapes.items()}
 
 
+def copies(params):
+    return {name: p.detach().clone() for name, p in params.items()}
+
+
+def number(path, word):
+    """An attribute of hitrain that is a number."""
+    return int(os.getxattr(path, f'user.hitrain.{word}'))
+
+
 def give_gradients(params, step):
     """The same ones for the same step."""
     random = torch.Generator().manual_seed(1000 + step)
