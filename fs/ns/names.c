@@ -179,7 +179,7 @@ static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *
     for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         x->state = pending ? HT_NS_NEW : HT_NS_CLEAN;
         if (!pending)
-            ht_ns_put_xattr(op->tx, i->ino, x, 0);
+            ht_ns_put_xattr(op->tx, HT_REC_NS_XATTR, i->ino, x, 0);
     }
     if (!pending && obj)
         ht_obj_publish(obj, op->tx);
@@ -218,11 +218,7 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
     if (rc == 0 && ht_ns_entry_find(op->ns, dir, m->name, len))
         rc = -EEXIST;
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, m->name, len, &e);
+        rc = ht_ns_new_name(op->ns, dir, m->name, len, &e);
     if (rc != 0)
         return rc;
     rc = make_inode(op, dir, m, &i, &obj);
@@ -369,11 +365,7 @@ static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const
     if (rc == 0)
         rc = check_link(i, dir);
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, name, len, &e);
+        rc = ht_ns_new_name(op->ns, dir, name, len, &e);
     if (rc != 0)
         return rc;
     ht_ns_entry_add(op, e, dir, i, NULL);

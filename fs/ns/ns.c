@@ -375,8 +375,7 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
     return i ? 0 : -ESTALE;
 }
 
-/* The current name of an inode, or else its former one. */
-static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i)
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
@@ -415,7 +414,7 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
             i = put_kept(ns, i, buf, &at);
             continue;
         }
-        e = name_of(i);
+        e = ht_ns_name_of(i);
         if (!e || (size_t)e->len + 1 > at)
             break;
         if (buf[at] != '\0')

@@ -34,12 +34,12 @@ static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx
         next = x->next;
         if (x->state != HT_NS_GONE)
             continue;
-        ht_ns_put_xattr_del(tx, i->ino, x, 0);
+        ht_ns_put_xattr(tx, HT_REC_NS_XATTR_DEL, i->ino, x, 0);
         ht_ns_xattr_remove(ns, i, x);
     }
     for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (x->state == HT_NS_NEW)
-            ht_ns_put_xattr(tx, i->ino, x, 0);
+            ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
         x->state = HT_NS_CLEAN;
     }
 }
@@ -65,7 +65,7 @@ static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_
 
 static void publish_gone(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    ht_ns_put_entry_del(tx, e, 0);
+    ht_ns_put_entry(tx, HT_REC_NS_ENTRY_DEL, e, 0);
     forget_gone(ns, e);
 }
 
@@ -73,7 +73,7 @@ static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *t
 {
     struct ht_ns_entry *twin = ht_ns_entry_find_gone(ns, e->dir, e->name, e->len);
 
-    ht_ns_put_entry(tx, e, 0);
+    ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
     e->state = HT_NS_CLEAN;
     ht_ns_entry_undirty(ht_ns_root(e->dir), e);
     if (twin)

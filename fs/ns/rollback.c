@@ -254,12 +254,8 @@ static int add_name(struct rollback *r, const struct match *dir, const struct ht
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_entry *e;
-    int rc = ht_ns_reserve(r->op.ns, r->root, 2, 1);
+    int rc = ht_ns_new_name(r->op.ns, dir->to, kept->name, kept->len, &e);
 
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(r->op.ns, dir->to->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(r->op.ns, kept->name, kept->len, &e);
     if (rc == 0)
         ht_ns_entry_add(&r->op, e, dir->to, match_of(r, kept->inode)->to, NULL);
     return rc;
