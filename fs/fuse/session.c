@@ -72,7 +72,7 @@ void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_readahead = READ_AHEAD_KB * 1024;
     ht_passthrough_negotiate(f, conn);
     raise_read_ahead(f);
-    ht_atime_start(f);
+    ht_atime_read_options(f);
 }
 
 /* ------------------------------------------------------------------- cache */
