@@ -334,7 +334,10 @@ int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(
 
 /* ------------------------------------------------------ names.c, rename.c */
 
-/* The directory for a change of that name; -ESTALE, -ENOTDIR, -ENOENT (removed), -ENAMETOOLONG, -EINVAL. */
+/*
+ * The directory for a change of that name (NULL: of none); -ESTALE, -ENOTDIR, -ENOENT
+ * (removed), -ENAMETOOLONG, -EINVAL.
+ */
 int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
 int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
