@@ -44,11 +44,13 @@ static unsigned what_to_set(int to_set)
     return what;
 }
 
+/* Truncation and times are accepted and change nothing: these files have the sizes that they have. */
 void ht_hidden_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     unsigned what = what_to_set(to_set);
     struct stat st;
-    int rc = ht_hidden_setattr(ht_fuse_of(req)->ctl, ino, what, &st);
+    bool refused = what & (HT_SET_MODE | HT_SET_UID | HT_SET_GID);
+    int rc = refused ? -EPERM : ht_hidden_getattr(ht_fuse_of(req)->ctl, ino, &st);
 
     if (rc == 0 && (what & HT_SET_SIZE) && fi)
         rc = ht_hidden_set_size((struct ht_hidden_file *)(uintptr_t)fi->fh, (uint64_t)attr->st_size);
