@@ -183,13 +183,14 @@ int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
 
 /* -------------------------------------------------------------------- life */
 
-int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
+int ht_ctl_new(struct ht_store *s, const char *options, struct ht_ctl **out)
 {
     struct ht_ctl *c = calloc(1, sizeof(*c));
 
     if (!c)
         return -ENOMEM;
     c->store = s;
+    c->options = options;
     c->epoch = 1;
     ht_list_init(&c->files);
     ht_list_init(&c->dirs);
@@ -305,11 +306,6 @@ struct ht_ctl_parts ht_ctl_parts(struct ht_ctl *c)
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache)
 {
     c->cache = cache;
-}
-
-void ht_ctl_set_options(struct ht_ctl *c, const char *text)
-{
-    c->options = text;
 }
 
 /* ----------------------------------------------------------------- queries */

@@ -22,7 +22,8 @@
 struct ht_ctl;
 struct ht_caller;
 
-int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_MUST_CHECK;
+/* options: the attribute options of the mount's root, text that stays; NULL: there is none. */
+int ht_ctl_new(struct ht_store *s, const char *options, struct ht_ctl **out) HT_MUST_CHECK;
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
 /* Names and optimizer are about to go: logs the events so far, and later ones without paths. */
 void ht_ctl_detach(struct ht_ctl *c);
@@ -77,8 +78,6 @@ struct ht_ctl_cache {
 };
 /* NULL: there is no such cache. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);
-/* The attribute options of the mount's root: text that stays. Before the mount. */
-void ht_ctl_set_options(struct ht_ctl *c, const char *text);
 
 /* ----------------------------------------------------------------- callers */
 

@@ -144,9 +144,7 @@ static int open_store(struct daemon *d)
         report_memory(d);
     }
     if (rc == 0)
-        rc = ht_ctl_new(d->store, &d->ctl);
-    if (rc == 0)
-        ht_ctl_set_options(d->ctl, d->options.fixed.len ? (const char *)d->options.fixed.data : "");
+        rc = ht_ctl_new(d->store, d->options.fixed.len ? (const char *)d->options.fixed.data : "", &d->ctl);
     return rc ? rc : make_participants(d);
 }
 

@@ -97,7 +97,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
 
     if (!rc)
-        rc = ht_ctl_new(k->store, &k->ctl);
+        rc = ht_ctl_new(k->store, NULL, &k->ctl);
     return rc ? rc : make_participants(k, optim_threads);
 }
 
