@@ -183,13 +183,14 @@ int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
 
 /* -------------------------------------------------------------------- life */
 
-int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
+int ht_ctl_new(struct ht_store *s, const char *options, struct ht_ctl **out)
 {
     struct ht_ctl *c = calloc(1, sizeof(*c));
 
     if (!c)
         return -ENOMEM;
     c->store = s;
+    c->options = options;
     c->epoch = 1;
     ht_list_init(&c->files);
     ht_list_init(&c->dirs);
@@ -228,16 +229,6 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     }
     *out = c;
     return 0;
-}
-
-const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c)
-{
-    return &c->ns_hooks;
-}
-
-const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c)
-{
-    return &c->optim_hooks;
 }
 
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
@@ -307,34 +298,14 @@ void ht_ctl_free(struct ht_ctl *c)
     free(c);
 }
 
-struct ht_store *ht_ctl_store(struct ht_ctl *c)
+struct ht_ctl_parts ht_ctl_parts(struct ht_ctl *c)
 {
-    return c->store;
-}
-
-struct ht_ns *ht_ctl_ns(struct ht_ctl *c)
-{
-    return c->ns;
-}
-
-struct ht_optim *ht_ctl_optim(struct ht_ctl *c)
-{
-    return c->optim;
+    return (struct ht_ctl_parts){c->store, c->ns, c->optim, &c->traffic, &c->ns_hooks, &c->optim_hooks};
 }
 
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache)
 {
     c->cache = cache;
-}
-
-void ht_ctl_set_options(struct ht_ctl *c, const char *text)
-{
-    c->options = text;
-}
-
-struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c)
-{
-    return &c->traffic;
 }
 
 /* ----------------------------------------------------------------- queries */

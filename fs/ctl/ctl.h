@@ -22,9 +22,8 @@
 struct ht_ctl;
 struct ht_caller;
 
-int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_MUST_CHECK;
-const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
-const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c);
+/* options: the attribute options of the mount's root, text that stays; NULL: there is none. */
+int ht_ctl_new(struct ht_store *s, const char *options, struct ht_ctl **out) HT_MUST_CHECK;
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
 /* Names and optimizer are about to go: logs the events so far, and later ones without paths. */
 void ht_ctl_detach(struct ht_ctl *c);
@@ -48,9 +47,16 @@ int ht_cold_set_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *c
 int ht_cold_tell_places(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
                         struct ht_ioctl_places *io) HT_MUST_CHECK;
 
-struct ht_store *ht_ctl_store(struct ht_ctl *c);
-struct ht_ns *ht_ctl_ns(struct ht_ctl *c);
-struct ht_optim *ht_ctl_optim(struct ht_ctl *c);
+/* What it binds together: names and optimizer once they are attached; the hooks, which they are made with, before. */
+struct ht_ctl_parts {
+    struct ht_store *store;
+    struct ht_ns *ns;
+    struct ht_optim *optim;
+    struct ht_traffic *traffic;
+    const struct ht_ns_hooks *ns_hooks;
+    const struct ht_optim_hooks *optim_hooks;
+};
+struct ht_ctl_parts ht_ctl_parts(struct ht_ctl *c);
 
 /* The holder of copies of names, attributes and content (the kernel). Dropping may block; called with no lock held. */
 struct ht_ctl_cache {
@@ -72,8 +78,6 @@ struct ht_ctl_cache {
 };
 /* NULL: there is no such cache. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);
-/* The attribute options of the mount's root: text that stays. Before the mount. */
-void ht_ctl_set_options(struct ht_ctl *c, const char *text);
 
 /* ----------------------------------------------------------------- callers */
 
@@ -102,7 +106,6 @@ struct ht_traffic {
     _Atomic uint64_t jobs_left;                                /* of these, aborts that wait for directories */
     _Atomic uint64_t passthrough_opens, passthrough_fallbacks; /* opens passed through; those that could not be */
 };
-struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c);
 
 /*
  * Grows whenever the facts that an open file remembers of its inode (its root, its dtype, its mode) may have changed.

@@ -597,25 +597,18 @@ static int choose(struct ht_ctl *c, struct ht_ns_kept *out, uint64_t *out_at_ns)
     return best != NULL;
 }
 
-static bool is_there(struct ht_ctl *c, uint64_t kept)
+static bool is_there(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
-    struct ht_ns_kept *all;
-    size_t count;
-    bool found = false;
+    struct ht_ns_kept now;
 
-    if (ht_ns_kept_list(c->ns, 0, &all, &count))
-        return true; /* what needs it says so */
-    for (size_t i = 0; i < count && !found; i++)
-        found = all[i].ino == kept;
-    free(all);
-    return found;
+    return ht_ns_kept_find(c->ns, about->root, about->name, &now) == 0 && now.ino == about->ino;
 }
 
 /* ------------------------------------------------------------------- engine */
 
 static int note(struct ht_ctl *c, const struct walk *k)
 {
-    int rc = ht_ns_kept_set_digest(c->ns, k->about.ino, k->digits);
+    int rc = ht_ns_kept_note(c->ns, k->about.ino, NULL, k->digits);
 
     c->digests->done += rc == 0;
     if (rc == 0)
@@ -640,7 +633,7 @@ static enum ht_step begin_next(struct ht_ctl *c, struct ht_budget *b)
         rc = walk_begin(c, &about);
     if (rc == 0)
         return HT_STEP_WORKED;
-    if (c->digests->walk && !is_passing(rc) && is_there(c, about.ino))
+    if (c->digests->walk && !is_passing(rc) && is_there(c, &about))
         fail(c, c->digests->walk, rc);
     if (c->digests->walk)
         walk_end(c);
@@ -654,7 +647,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
 
     if (!k)
         return begin_next(c, b);
-    if (!is_there(c, k->about.ino)) {
+    if (!is_there(c, &k->about)) {
         c->digests->after_ns = (int64_t)ht_min_u64(2 * (uint64_t)c->digests->after_ns, AFTER_NS_MAX);
         walk_end(c);
         return HT_STEP_WORKED;
@@ -666,7 +659,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         rc = note(c, k);
     if (rc && is_passing(rc) && k->digits[0])
         return HT_STEP_BLOCKED; /* noted later */
-    if (rc && !is_passing(rc) && is_there(c, k->about.ino))
+    if (rc && !is_passing(rc) && is_there(c, &k->about))
         fail(c, k, rc);
     walk_end(c);
     return rc && is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;

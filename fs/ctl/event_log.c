@@ -227,11 +227,8 @@ void ht_event_log_settle(struct ht_event_log *l, uint64_t until_ns)
 
 void ht_event_log_drain(struct ht_event_log *l)
 {
-    ht_mutex_lock(log_lock(l));
-    tick_locked(l, UINT64_MAX);
-    for (uint64_t last = l->last; l->visible < last && !l->stopped;)
-        ht_cond_wait(&l->named, log_lock(l));
-    ht_mutex_unlock(log_lock(l));
+    ht_event_log_tick(l, UINT64_MAX);
+    ht_event_log_settle(l, 0);
 }
 
 void ht_event_log_stop(struct ht_event_log *l)

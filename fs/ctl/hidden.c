@@ -346,13 +346,6 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
     return n;
 }
 
-int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st)
-{
-    if (what & (HT_SET_MODE | HT_SET_UID | HT_SET_GID))
-        return -EPERM;
-    return ht_hidden_getattr(c, ino, out_st);
-}
-
 /* ------------------------------------------------------------------ lookup */
 
 static int found(struct ht_ctl *c, uint64_t number, struct stat *out_st)

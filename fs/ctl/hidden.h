@@ -38,8 +38,6 @@ int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct
 /* The lookup of this name answered ENOENT: if the caller may steer the model, its error lists the present names. */
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller);
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_MUST_CHECK;
-/* Truncation and times are accepted and change nothing: these files have the sizes that they have. Else -EPERM. */
-int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_MUST_CHECK;
 
 /* The access list that belongs to the mode of getattr, and no other attribute: -ENODATA, -ERANGE. cap 0: the length. */
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_MUST_CHECK;

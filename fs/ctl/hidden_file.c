@@ -45,7 +45,7 @@ struct ht_hidden_file {
     struct ht_param_desc param; /* with row->of_param */
     struct ht_shard_map *shard; /* of shards; NULL: the whole */
 
-    /* What its row's open makes, and close ends. */
+    /* What its row's open makes, and the release ends. */
     struct ht_grad *grad;
     struct ht_topk *topk;
     const char *state; /* name */
@@ -141,11 +141,6 @@ static int flush_grad(struct ht_hidden_file *f)
 static int open_topk(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     return ht_topk_open(f->ctl->optim, &f->param, &f->topk);
-}
-
-static void close_topk(struct ht_hidden_file *f)
-{
-    ht_topk_release(f->topk);
 }
 
 static ssize_t write_topk(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
@@ -283,16 +278,7 @@ static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
     struct ht_ns_tensor t;
     int rc = ht_ns_tensor(f->ctl->ns, base, &t);
 
-    if (rc == 0)
-        rc = ht_metrics_openmetrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, caller, &f->text);
-    if (rc)
-        ht_buf_free(&f->text);
-    return rc;
-}
-
-static void close_stats(struct ht_hidden_file *f)
-{
-    ht_buf_free(&f->text);
+    return rc ? rc : ht_metrics_openmetrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, caller, &f->text);
 }
 
 static ssize_t read_stats(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
@@ -311,11 +297,6 @@ static int open_redo(struct ht_hidden_file *f, const struct ht_caller *caller)
     return step ? ht_optim_redo_open(f->ctl->optim, ht_hidden_base(f->ino), step, &f->redo) : -ENOENT;
 }
 
-static void close_redo(struct ht_hidden_file *f)
-{
-    ht_optim_redo_close(f->redo);
-}
-
 static ssize_t read_redo(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
     return ht_optim_redo_read(f->redo, off, buf, len);
@@ -331,11 +312,6 @@ static int open_delta(struct ht_hidden_file *f, const struct ht_caller *caller)
     return step ? ht_delta_open(f->ctl, ht_hidden_base(f->ino), step, caller, &f->delta) : -ENOENT;
 }
 
-static void close_delta(struct ht_hidden_file *f)
-{
-    ht_delta_close(f->delta);
-}
-
 static ssize_t read_delta(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
     return ht_delta_read(f->delta, off, buf, len);
@@ -344,11 +320,6 @@ static ssize_t read_delta(struct ht_hidden_file *f, uint64_t off, void *buf, siz
 static int open_gather(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     return ht_gather_new(f->ctl, ht_hidden_base(f->ino), f->flags, caller, &f->gather);
-}
-
-static void close_gather(struct ht_hidden_file *f)
-{
-    ht_gather_free(f->gather);
 }
 
 static ssize_t read_gather(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
@@ -519,20 +490,20 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_GRAD] = {open_grad, close_grad, read_grad, write_grad, flush_grad, LANES(NONE, NONE, GRADIENT), OF_GRAD},
     [HT_HIDDEN_SHARD_GRAD] = {open_grad, close_grad, read_grad, write_grad, flush_grad, LANES(NONE, WRITE, GRADIENT),
                               OF_GRAD, .frozen = true},
-    [HT_HIDDEN_TOPK] = {open_topk, close_topk, NULL, write_topk, flush_topk, LANES(NONE, WRITE, GRADIENT), OF_GRAD},
+    [HT_HIDDEN_TOPK] = {open_topk, NULL, NULL, write_topk, flush_topk, LANES(NONE, WRITE, GRADIENT), OF_GRAD},
     [HT_HIDDEN_UPDATE] = {.read = read_update, LANES(GRADIENT, NONE, NONE), OF_GRAD},
     [HT_HIDDEN_ORTHO] = {.write = write_ortho, LANES(NONE, WRITE, NONE), OF_GRAD},
     [HT_HIDDEN_STATE] = {OF_STATE},
     [HT_HIDDEN_SHARD_STATE] = {OF_STATE},
     [HT_HIDDEN_SHARD_PARAM] = {NULL, NULL, read_param, write_param, .fsync = fsync_param, LANES(GRADIENT, PAGES, NONE),
                                .traffic = HT_TRAFFIC_PARAM, .of_param = true, .frozen = true},
-    [HT_HIDDEN_GATHER] = {open_gather, close_gather, read_gather, write_gather, LANES(GRADIENT, NONE, NONE),
+    [HT_HIDDEN_GATHER] = {open_gather, NULL, read_gather, write_gather, LANES(GRADIENT, NONE, NONE),
                           .traffic = HT_TRAFFIC_GRAD},
     [HT_HIDDEN_CTL] = {open_session, close_session, read_session, write_session, flush_session,
                        LANES(CTL_SESSION, CTL_SESSION, CTL_SESSION), .traffic = HT_TRAFFIC_OTHER},
-    [HT_HIDDEN_STATS] = {open_stats, close_stats, read_stats, NO_LANES},
-    [HT_HIDDEN_DELTA] = {open_delta, close_delta, read_delta, NO_LANES},
-    [HT_HIDDEN_REDO] = {open_redo, close_redo, read_redo, NO_LANES},
+    [HT_HIDDEN_STATS] = {open_stats, NULL, read_stats, NO_LANES},
+    [HT_HIDDEN_DELTA] = {open_delta, NULL, read_delta, NO_LANES},
+    [HT_HIDDEN_REDO] = {open_redo, NULL, read_redo, NO_LANES},
     [HT_HIDDEN_BACKGROUND] = {.lines = ht_background_lines, NO_LANES},
     [HT_HIDDEN_DEVICES] = {.lines = ht_device_lines, NO_LANES},
     [HT_HIDDEN_EVENTS] = {.feed = ht_event_feed_open, NO_LANES},
@@ -599,6 +570,12 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     return f->row->open ? f->row->open(f, caller) : -EISDIR;
 }
 
+static void free_file(struct ht_hidden_file *f)
+{
+    ht_buf_free(&f->text);
+    free(f);
+}
+
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
                    struct ht_hidden_file **out)
 {
@@ -616,7 +593,7 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
     f->flags = flags;
     rc = open_kind(f, caller);
     if (rc) {
-        free(f);
+        free_file(f);
         return rc;
     }
     ht_ctl_link(c, &c->files, &f->link);
@@ -630,12 +607,20 @@ void ht_hidden_release(struct ht_hidden_file *f)
     if (f->row->close)
         f->row->close(f);
     ht_obj_reader_end(&f->reader);
+    if (f->topk)
+        ht_topk_release(f->topk);
     if (f->row->of_param)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->feed)
         ht_feed_close(f->feed);
+    if (f->gather)
+        ht_gather_free(f->gather);
+    if (f->delta)
+        ht_delta_close(f->delta);
+    if (f->redo)
+        ht_optim_redo_close(f->redo);
     ht_shard_map_free(f->ctl, f->shard);
-    free(f);
+    free_file(f);
 }
 
 void ht_hidden_close_all(struct ht_ctl *c)

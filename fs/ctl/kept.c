@@ -131,7 +131,7 @@ int ht_kept_archived(struct ht_call *q, uint64_t ino)
     if (rc)
         return rc;
     snprintf(digits, sizeof(digits), "%.*s", HT_NS_DIGEST_MAX - 1, q->cmd->path);
-    rc = ht_ns_kept_set_archived(q->ctl->ns, about.ino, q->cmd->takeover, digits);
+    rc = ht_ns_kept_note(q->ctl->ns, about.ino, q->cmd->takeover, digits);
     if (rc == -EINVAL)
         snprintf(q->err, HT_CTL_ERROR_MAX, "kept step '%s' has another digest", q->cmd->name);
     return rc;

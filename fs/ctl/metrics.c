@@ -26,8 +26,7 @@ struct metrics {
     uint64_t meta_bytes;
     uint64_t file_state_bytes, file_state_bits;
     uint64_t step_open, root_cold_bytes;
-    uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
-    uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
+    struct ht_traffic traffic;
     uint64_t events[HT_LOG_LEVELS];
 };
 
@@ -51,24 +50,28 @@ struct row {
 #define FILE_(...) ROW(OF_FILE, __VA_ARGS__)
 
 static const struct row rows[] = {
-    STORE("mount_param_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_PARAM], "Parameter bytes read through the mount."),
-    STORE("mount_param_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_PARAM],
+    STORE("mount_param_read_bytes", COUNTER, traffic.read_bytes[HT_TRAFFIC_PARAM],
+          "Parameter bytes read through the mount."),
+    STORE("mount_param_written_bytes", COUNTER, traffic.written_bytes[HT_TRAFFIC_PARAM],
           "Parameter bytes written through the mount."),
-    STORE("mount_grad_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_GRAD], "Gradient bytes read through the mount."),
-    STORE("mount_grad_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_GRAD],
+    STORE("mount_grad_read_bytes", COUNTER, traffic.read_bytes[HT_TRAFFIC_GRAD],
+          "Gradient bytes read through the mount."),
+    STORE("mount_grad_written_bytes", COUNTER, traffic.written_bytes[HT_TRAFFIC_GRAD],
           "Gradient bytes written through the mount."),
-    STORE("mount_state_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_STATE],
+    STORE("mount_state_read_bytes", COUNTER, traffic.read_bytes[HT_TRAFFIC_STATE],
           "Optimizer state bytes read through the mount."),
-    STORE("mount_state_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_STATE],
+    STORE("mount_state_written_bytes", COUNTER, traffic.written_bytes[HT_TRAFFIC_STATE],
           "Optimizer state bytes written through the mount."),
-    STORE("mount_other_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_OTHER], "Other bytes read through the mount."),
-    STORE("mount_other_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_OTHER],
+    STORE("mount_other_read_bytes", COUNTER, traffic.read_bytes[HT_TRAFFIC_OTHER],
+          "Other bytes read through the mount."),
+    STORE("mount_other_written_bytes", COUNTER, traffic.written_bytes[HT_TRAFFIC_OTHER],
           "Other bytes written through the mount."),
-    STORE("mount_requests", COUNTER, requests, "Requests of the kernel."),
-    STORE("mount_parked_reads", COUNTER, parked_reads, "Reads that waited for an update of their bytes."),
-    STORE("mount_workers", GAUGE, workers, "Threads that take requests: more than usual while a device holds some."),
-    STORE("mount_job_threads", GAUGE, job_threads, "Threads for requests that may wait for steps and updates."),
-    STORE("mount_jobs_left", GAUGE, jobs_left,
+    STORE("mount_requests", COUNTER, traffic.requests, "Requests of the kernel."),
+    STORE("mount_parked_reads", COUNTER, traffic.parked_reads, "Reads that waited for an update of their bytes."),
+    STORE("mount_workers", GAUGE, traffic.workers,
+          "Threads that take requests: more than usual while a device holds some."),
+    STORE("mount_job_threads", GAUGE, traffic.job_threads, "Threads for requests that may wait for steps and updates."),
+    STORE("mount_jobs_left", GAUGE, traffic.jobs_left,
           "Of these, aborts that have ended and wait for directories of the kernel."),
 
     STORE("total_bytes", GAUGE, store.total_bytes, "Space for data on all devices."),
@@ -97,8 +100,8 @@ static const struct row rows[] = {
     STORE("passthrough_bytes", GAUGE, store.shm_bytes, "Part of the DRAM tier for passthrough files."),
     STORE("passthrough_used_bytes", GAUGE, store.shm_used_bytes, "Used part of that."),
     STORE("passthrough_files", GAUGE, store.shm_count, "Files in it."),
-    STORE("passthrough_opens", COUNTER, passthrough_opens, "Opens of passthrough files."),
-    STORE("passthrough_fallbacks", COUNTER, passthrough_fallbacks,
+    STORE("passthrough_opens", COUNTER, traffic.passthrough_opens, "Opens of passthrough files."),
+    STORE("passthrough_fallbacks", COUNTER, traffic.passthrough_fallbacks,
           "Opens of such files that passthrough was not possible for."),
     STORE("workingset_bytes", GAUGE, store.dram_workingset_bytes,
           "Part of the DRAM tier that holds the working set: images that were refetched after their eviction."),
@@ -245,6 +248,8 @@ static unsigned scopes_of(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
 
 static void gather_store(struct ht_ctl *c, struct metrics *f)
 {
+    const _Atomic uint64_t *from = (const _Atomic uint64_t *)&c->traffic; /* it has nothing else */
+    _Atomic uint64_t *to = (_Atomic uint64_t *)&f->traffic;
     struct ht_event_metrics events;
 
     ht_event_log_metrics(c->events, &events);
@@ -255,17 +260,8 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
     ht_store_plan_stats(c->store, &f->plan);
     ht_ns_stats(c->ns, &f->ns);
     f->meta_bytes = f->store.meta_bytes + f->store.working_bytes + ht_optim_meta_bytes(c->optim);
-    for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {
-        f->read_bytes[i] = c->traffic.read_bytes[i];
-        f->written_bytes[i] = c->traffic.written_bytes[i];
-    }
-    f->requests = c->traffic.requests;
-    f->parked_reads = c->traffic.parked_reads;
-    f->workers = c->traffic.workers;
-    f->job_threads = c->traffic.job_threads;
-    f->jobs_left = c->traffic.jobs_left;
-    f->passthrough_opens = c->traffic.passthrough_opens;
-    f->passthrough_fallbacks = c->traffic.passthrough_fallbacks;
+    for (size_t i = 0; i < sizeof(c->traffic) / sizeof(*from); i++)
+        to[i] = from[i];
 }
 
 static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)

@@ -262,12 +262,14 @@ static bool take_condition(const char *at, const char *end, struct ht_command *o
     return number && ht_parse_u64(number, (size_t)(end - number), &out->step_open) == 0;
 }
 
-/* A condition, and the word that sets flag: in any order, each once. */
-static bool take_words(const char *at, const char *end, const char *name, bool *flag, struct ht_command *out)
+/* A condition, and the word of the command that sets a flag: in any order, each once. */
+static bool take_words(const char *at, const char *end, struct ht_command *out)
 {
+    bool *flag = out->id == HT_COMMAND_STEP ? &out->async : &out->full;
+
     for (const char *stop; at < end; at = skip_blanks(stop, end)) {
         stop = end_of_word(at, end);
-        bool named = is_text(at, stop, name);
+        bool named = is_text(at, stop, out->id == HT_COMMAND_STEP ? "async" : "full");
         if (named ? *flag : out->conditional || !take_condition(at, stop, out))
             return false;
         *flag |= named;
@@ -291,16 +293,6 @@ static bool take_apply(const char *at, const char *end, struct ht_command *out)
         return take_path(path, stop, out) && take_condition(last, end, out);
     }
     return false;
-}
-
-static bool take_step(const char *at, const char *end, struct ht_command *out)
-{
-    return take_words(at, end, "async", &out->async, out);
-}
-
-static bool take_commit(const char *at, const char *end, struct ht_command *out)
-{
-    return take_words(at, end, "full", &out->full, out);
 }
 
 static bool take_name(const char *at, const char *end, struct ht_command *out)
@@ -370,9 +362,10 @@ static bool take_archived(const char *at, const char *end, struct ht_command *ou
     return out->path_len == 32;
 }
 
-/* Digits of so many bytes, and a path. */
-static bool take_digits(const char *at, const char *end, size_t bytes, struct ht_command *out)
+/* Digits of a vault's uuid and its URL, which becomes the path; or of a decision, and a path. */
+static bool take_digits(const char *at, const char *end, struct ht_command *out)
 {
+    size_t bytes = out->id == HT_COMMAND_VAULT ? 16 : HT_DECISION_BYTES;
     const char *stop = end_of_word(at, end);
 
     if ((size_t)(stop - at) != 2 * bytes)
@@ -384,17 +377,6 @@ static bool take_digits(const char *at, const char *end, size_t bytes, struct ht
         out->numbers[i] = (uint8_t)(high << 4 | low);
     }
     return take_path(stop, end, out);
-}
-
-static bool take_decision(const char *at, const char *end, struct ht_command *out)
-{
-    return take_digits(at, end, HT_DECISION_BYTES, out);
-}
-
-/* The URL becomes the path. */
-static bool take_vault(const char *at, const char *end, struct ht_command *out)
-{
-    return take_digits(at, end, 16, out);
 }
 
 /* Both become the path. */
@@ -421,8 +403,8 @@ static const struct word {
     {"apply", HT_COMMAND_APPLY, false, take_apply, "the path of a file, or ortho/PATH and " OPEN_STEP},
     {"prepare", HT_COMMAND_PREPARE, true, take_condition, "nothing, or " OPEN_STEP},
     {"wait", HT_COMMAND_WAIT, false, take_path_or_nothing, "the path of a file or nothing"},
-    {"step", HT_COMMAND_STEP, true, take_step, "async, " OPEN_STEP ", both, or nothing"},
-    {"commit", HT_COMMAND_COMMIT, true, take_commit, "full, " OPEN_STEP ", both, or nothing"},
+    {"step", HT_COMMAND_STEP, true, take_words, "async, " OPEN_STEP ", both, or nothing"},
+    {"commit", HT_COMMAND_COMMIT, true, take_words, "full, " OPEN_STEP ", both, or nothing"},
     {"abort", HT_COMMAND_ABORT, true, take_condition, "nothing, or " OPEN_STEP},
     {"reset", HT_COMMAND_RESET, true, PATH},
     {"prefetch", HT_COMMAND_PREFETCH, false, PATH},
@@ -438,14 +420,14 @@ static const struct word {
      "the number or name of a kept step, and the path of a new directory below the mount's root"},
     {"clone_in", HT_COMMAND_CLONE, true, take_clone_in,
      "an inode number, the number or name of a kept step, and the path of a new directory"},
-    {"decide", HT_COMMAND_DECIDE, true, take_decision,
+    {"decide", HT_COMMAND_DECIDE, true, take_digits,
      "144 hexadecimal digits from the summary of a logged step, and the path of a file"},
     {"claim", HT_COMMAND_CLAIM, true, take_claim,
      "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -"},
     {"unclaim", HT_COMMAND_UNCLAIM, false, NOTHING},
     {"drop", HT_COMMAND_DROP, true, PATH},
     {"hold", HT_COMMAND_HOLD, false, take_name, "the number or name of a kept step"},
-    {"vault", HT_COMMAND_VAULT, false, take_vault, "the 32 hexadecimal digits of a vault's uuid, and its URL"},
+    {"vault", HT_COMMAND_VAULT, false, take_digits, "the 32 hexadecimal digits of a vault's uuid, and its URL"},
     {"cold", HT_COMMAND_COLD, true, take_job_step, "JOB@STEP, as a vault has it"},
     {"recall", HT_COMMAND_RECALL, false, take_path_or_nothing, "the path of a file or nothing"},
     {"archived", HT_COMMAND_ARCHIVED, true, take_archived,
@@ -487,12 +469,13 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
         return 0;
     if (!w)
         return unknown_command(line, (size_t)(at - line), err);
+    out->id = w->id;
     at = skip_blanks(at, line + len);
     if (!w->take(at, line + len, out)) {
         snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", w->word, w->takes);
+        out->id = HT_COMMAND_NONE;
         return -EINVAL;
     }
-    out->id = w->id;
     out->word = w->word;
     return 0;
 }

@@ -42,7 +42,7 @@ static void put_paths(struct ht_dump *d)
 {
     ht_dump_put(d, "paths:\n");
     for (unsigned i = 0; i < d->ids; i++)
-        if (!ht_ns_dump_path(ht_ctl_ns(the.about.ctl), d, d->id[i]))
+        if (!ht_ns_dump_path(ht_ctl_parts(the.about.ctl).ns, d, d->id[i]))
             return;
 }
 
@@ -57,8 +57,8 @@ static void put_all(struct ht_dump *d)
     ht_dump_put(d, "\n");
     ht_dump_threads(d);
     ht_fuse_dump(the.about.fuse, d);
-    ht_optim_dump(ht_ctl_optim(the.about.ctl), d);
-    ht_store_dump(ht_ctl_store(the.about.ctl), d);
+    ht_optim_dump(ht_ctl_parts(the.about.ctl).optim, d);
+    ht_store_dump(ht_ctl_parts(the.about.ctl).store, d);
     put_paths(d);
     ht_dump_put(d, HT_DUMP_END "\n");
 }

@@ -114,9 +114,10 @@ static void report_memory(const struct daemon *d)
 
 static int make_participants(struct daemon *d)
 {
-    const struct ht_ns_setup ns = {ht_ctl_ns_hooks(d->ctl), getuid(), getgid()};
-    const struct ht_optim_setup optim = {
-        .threads = d->options.optim_threads, .no_replay = d->options.no_replay, .hooks = ht_ctl_optim_hooks(d->ctl)};
+    const struct ht_ns_setup ns = {ht_ctl_parts(d->ctl).ns_hooks, getuid(), getgid()};
+    const struct ht_optim_setup optim = {.threads = d->options.optim_threads,
+                                         .no_replay = d->options.no_replay,
+                                         .hooks = ht_ctl_parts(d->ctl).optim_hooks};
     const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     int rc = ht_participants_new(d->store, &setup, &d->participants);
 
@@ -143,9 +144,7 @@ static int open_store(struct daemon *d)
         report_memory(d);
     }
     if (rc == 0)
-        rc = ht_ctl_new(d->store, &d->ctl);
-    if (rc == 0)
-        ht_ctl_set_options(d->ctl, d->options.fixed.len ? (const char *)d->options.fixed.data : "");
+        rc = ht_ctl_new(d->store, d->options.fixed.len ? (const char *)d->options.fixed.data : "", &d->ctl);
     return rc ? rc : make_participants(d);
 }
 

@@ -53,13 +53,15 @@ static void add(struct ht_mount_flags *f, const struct row *row)
     f->clear = (f->clear | row->clear) & ~row->set;
 }
 
-bool ht_mount_flags_add(struct ht_mount_flags *f, const char *word)
+bool ht_mount_flags_add(struct ht_mount_flags *f, const char *word, bool *out_at_start)
 {
     const struct row *row = find_flag(word, strlen(word));
 
-    if (row)
-        add(f, row);
-    return row != NULL;
+    if (!row)
+        return false;
+    add(f, row);
+    *out_at_start = row->at_start;
+    return true;
 }
 
 const char *ht_mount_flag_word(unsigned i)
@@ -80,13 +82,6 @@ unsigned long ht_mount_flags_of(const char *options)
         options += *options == ',';
     }
     return f.set;
-}
-
-bool ht_mount_flag_at_start(const char *word)
-{
-    const struct row *row = find_flag(word, strlen(word));
-
-    return row && row->at_start;
 }
 
 unsigned long ht_mount_flags_later(const struct ht_mount_flags *f)

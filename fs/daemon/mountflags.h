@@ -9,13 +9,14 @@ struct ht_mount_flags {
     unsigned long set, clear;
 };
 
-/* Adds a word to a list; later words win. False: it is no flag. */
-bool ht_mount_flags_add(struct ht_mount_flags *f, const char *word);
+/*
+ * Adds a word to a list; later words win. False: it is no flag. at_start: libfuse, and its helper for users other than
+ * root, take it.
+ */
+bool ht_mount_flags_add(struct ht_mount_flags *f, const char *word, bool *out_at_start);
 /* All words, for help: NULL after the last. */
 const char *ht_mount_flag_word(unsigned i);
 /* The flags of a mount whose options the kernel lists so ("rw,nosuid,relatime"); may be called for several lists. */
 unsigned long ht_mount_flags_of(const char *options);
-/* Do libfuse, and its helper for users other than root, take the word? */
-bool ht_mount_flag_at_start(const char *word);
 /* Flags that a new mount cannot have from the beginning: set them by mount(2) once it is there. */
 unsigned long ht_mount_flags_later(const struct ht_mount_flags *f);

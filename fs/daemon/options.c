@@ -289,12 +289,6 @@ static int append_option(struct ht_buf *b, const char *option)
     return b->err;
 }
 
-static int set_flag_word(struct ht_options *o, const char *word)
-{
-    o->store.read_only = strcmp(word, "ro") == 0 || (o->store.read_only && strcmp(word, "rw") != 0);
-    return ht_mount_flag_at_start(word) ? append_option(&o->passed, word) : 0;
-}
-
 static bool begins_with(const char *option, const char *const *words, size_t count)
 {
     size_t i = 0;
@@ -308,14 +302,17 @@ static int set_option(struct ht_options *o, char *option)
 {
     char *equals = strchr(option, '=');
     size_t len = equals ? (size_t)(equals - option) : strlen(option);
+    bool at_start;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strlen(rows[i].word) == len && memcmp(rows[i].word, option, len) == 0) {
             int rc = set_row(o, &rows[i], equals ? equals + 1 : NULL);
             return rc == 0 && rows[i].bytes ? append_option(&o->fixed, option) : rc;
         }
-    if (ht_mount_flags_add(&o->flags, option))
-        return set_flag_word(o, option);
+    if (ht_mount_flags_add(&o->flags, option, &at_start)) {
+        o->store.read_only = strcmp(option, "ro") == 0 || (o->store.read_only && strcmp(option, "rw") != 0);
+        return at_start ? append_option(&o->passed, option) : 0;
+    }
     if (begins_with(option, context_words, HT_ARRAY_SIZE(context_words))) {
         o->labelled = true;
         return append_option(&o->passed, option);

@@ -17,7 +17,7 @@
 
 enum { TICK_NS = 4000000 };
 
-static void read_options(struct ht_fuse *f)
+void ht_atime_read_options(struct ht_fuse *f)
 {
     struct ht_mount_entry m;
     const struct mntent own = {.mnt_opts = m.options}, super = {.mnt_opts = m.super_options};
@@ -46,11 +46,6 @@ void ht_atime_finish(struct ht_fuse *f)
     ht_mutex_destroy(&f->atime_lock);
 }
 
-void ht_atime_start(struct ht_fuse *f)
-{
-    read_options(f);
-}
-
 /*
  * Polling costs half a microsecond. The kernel reports a change once; the thread that sees it reads the options before
  * any other thread continues.
@@ -61,7 +56,7 @@ static void follow_options(struct ht_fuse *f)
 
     ht_mutex_lock(ht_fuse_atime_lock(f));
     if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
-        read_options(f);
+        ht_atime_read_options(f);
     ht_mutex_unlock(ht_fuse_atime_lock(f));
 }
 

@@ -13,9 +13,9 @@
 #include <fuse_lowlevel.h>
 
 #include <stdatomic.h>
-#include "fs/fuse/request.h"
 #include "fs/fuse/session.h"
 #include "fs/ctl/hidden.h"
+#include "tiering/base/activity.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
@@ -166,10 +166,8 @@ void ht_reply(fuse_req_t req, int rc);
 /* To an ioctl whose answer has no bytes. */
 void ht_reply_ioctl(fuse_req_t req, ssize_t rc);
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st);
-/* For a found or made entry, which has taken a lookup count. */
-void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st);
-/* The same for one in the hidden tree: the kernel looks it up each time. */
-void ht_reply_hidden_entry(fuse_req_t req, int rc, const struct stat *st);
+/* For a found or made entry, which has taken a lookup count. hidden: of the hidden tree, and looked up each time. */
+void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden);
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
@@ -179,7 +177,6 @@ struct ht_open;
 /* True: it is a request about places (HT_IOCTL_PLACES), and is answered, or will be. */
 bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
-void ht_reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open); /* to HT_IOCTL_BACKGROUND, on a file */
 void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
@@ -206,9 +203,9 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);
 
-/* atime.c: after a read of a file, a directory or a link. start: the mount is there. */
+/* atime.c: after a read of a file, a directory or a link. read_options: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
-void ht_atime_start(struct ht_fuse *f);
+void ht_atime_read_options(struct ht_fuse *f);
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_finish(struct ht_fuse *f);
@@ -267,8 +264,6 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 /* parked.c: answer a read now, or when the updates of its bytes have been applied. */
 int ht_park_init(struct ht_fuse *f) HT_MUST_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
-/* Waits until no update of the range is pending. If that may be long, the thread must be that of a job. */
-int ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len) HT_MUST_CHECK;
 /* reader: that of the request's descriptor, or NULL. */
 void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
                        uint64_t off, size_t len, enum ht_traffic_kind kind);
@@ -351,12 +346,12 @@ void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
 
 /*
  * ops_*.c: the operations, by theme: on inodes of the store, and (ht_hidden_op_) on entries of the hidden tree. ops.c
- * chooses. X(op)
+ * chooses, but for those of all, which know both. X(op)
  */
 /* clang-format off */
+#define HT_FUSE_OPS_OF_ALL(X) X(getattr) X(getxattr) X(listxattr) X(readdir) X(readdirplus) X(readlink) X(statfs)
 #define HT_FUSE_OPS_OF_BOTH(X) \
-    X(getattr) X(setattr) X(lookup) X(open) X(read) X(write) X(flush) X(release) X(fsync) X(ioctl) \
-    X(opendir) X(readdir) X(readdirplus) X(releasedir) X(getxattr) X(listxattr)
+    X(setattr) X(lookup) X(open) X(read) X(write) X(flush) X(release) X(fsync) X(ioctl) X(opendir) X(releasedir)
 #define HT_FUSE_OPS_OF_STORE(X) \
     X(create) X(lseek) X(fsyncdir) X(mknod) X(mkdir) X(unlink) X(rmdir) X(symlink) X(link) X(rename) X(tmpfile) \
     X(fallocate) X(copy_file_range) X(setxattr) X(removexattr)
@@ -366,7 +361,6 @@ void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
 #define HT_OF_STORE(op) HT_OPERATION(op) ht_op_##op;
 HT_FUSE_OPS_OF_BOTH(HT_OF_BOTH)
 HT_FUSE_OPS_OF_STORE(HT_OF_STORE)
-HT_OF_STORE(readlink)
-HT_OF_STORE(statfs)
+HT_FUSE_OPS_OF_ALL(HT_OF_STORE)
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);

@@ -360,10 +360,7 @@ static bool take_back(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK
     job->queued = NULL;
     l->bytes -= job->data ? job->size : 0;
     requeue_lane(f, l);
-    f->jobs.count--;
-    put_free(f, job);
-    if (f->jobs.stop)
-        pthread_cond_broadcast(&f->job_wanted);
+    end_job(f, job);
     return true;
 }
 

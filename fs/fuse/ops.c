@@ -48,7 +48,6 @@ STORE(rename, NAME || ht_hidden_name(new_parent, new_name), EPERM,
        unsigned flags),
       (req, parent, name, new_parent, new_name, flags))
 
-BOTH(getattr, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
 BOTH(setattr, INODE, (fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi),
      (req, ino, attr, to_set, fi))
 BOTH(open, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
@@ -75,10 +74,6 @@ BOTH(ioctl, INODE,
      (req, ino, cmd, arg, fi, flags, in, in_len, out_cap))
 
 BOTH(opendir, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
-BOTH(readdir, INODE, (fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi),
-     (req, ino, size, off, fi))
-BOTH(readdirplus, INODE, (fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi),
-     (req, ino, size, off, fi))
 BOTH(releasedir, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
 STORE(fsyncdir, INODE, 0, (fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi),
       (req, ino, datasync, fi))
@@ -86,8 +81,6 @@ STORE(fsyncdir, INODE, 0, (fuse_req_t req, fuse_ino_t ino, int datasync, struct 
 STORE(setxattr, INODE, EOPNOTSUPP,
       (fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags),
       (req, ino, name, value, size, flags))
-BOTH(getxattr, INODE, (fuse_req_t req, fuse_ino_t ino, const char *name, size_t size), (req, ino, name, size))
-BOTH(listxattr, INODE, (fuse_req_t req, fuse_ino_t ino, size_t size), (req, ino, size))
 STORE(removexattr, INODE, EOPNOTSUPP, (fuse_req_t req, fuse_ino_t ino, const char *name), (req, ino, name))
 
 static void forget_one(fuse_req_t req, fuse_ino_t ino, uint64_t n)
@@ -113,13 +106,13 @@ static void op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_dat
 
 /* clang-format off */
 #define ROW(op) .op = op_##op,
+#define ROW_OF_ALL(op) .op = ht_op_##op,
 const struct fuse_lowlevel_ops ht_fuse_ops = {
     HT_FUSE_OPS_OF_BOTH(ROW)
     HT_FUSE_OPS_OF_STORE(ROW)
+    HT_FUSE_OPS_OF_ALL(ROW_OF_ALL)
     .init = ht_fuse_init,
     .forget = op_forget,
     .forget_multi = op_forget_multi,
-    .readlink = ht_op_readlink,
-    .statfs = ht_op_statfs,
 };
 /* clang-format on */

@@ -6,16 +6,9 @@
 
 void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     struct stat st;
-    int rc = ht_ns_getattr(ht_fuse_of(req)->ns, ino, &st);
-
-    ht_reply_attr(req, ino, rc, &st);
-}
-
-void ht_hidden_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
-{
-    struct stat st;
-    int rc = ht_hidden_getattr(ht_fuse_of(req)->ctl, ino, &st);
+    int rc = ht_hidden_match(ino) ? ht_hidden_getattr(f->ctl, ino, &st) : ht_ns_getattr(f->ns, ino, &st);
 
     ht_reply_attr(req, ino, rc, &st);
 }
@@ -51,11 +44,13 @@ static unsigned what_to_set(int to_set)
     return what;
 }
 
+/* Truncation and times are accepted and change nothing: these files have the sizes that they have. */
 void ht_hidden_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     unsigned what = what_to_set(to_set);
     struct stat st;
-    int rc = ht_hidden_setattr(ht_fuse_of(req)->ctl, ino, what, &st);
+    bool refused = what & (HT_SET_MODE | HT_SET_UID | HT_SET_GID);
+    int rc = refused ? -EPERM : ht_hidden_getattr(ht_fuse_of(req)->ctl, ino, &st);
 
     if (rc == 0 && (what & HT_SET_SIZE) && fi)
         rc = ht_hidden_set_size((struct ht_hidden_file *)(uintptr_t)fi->fh, (uint64_t)attr->st_size);
@@ -87,7 +82,7 @@ static void job_setattr(struct ht_job *job)
     struct ht_fuse *f = job->fuse;
     struct stat st;
 
-    int rc = size && ht_ctl_param(f->ctl, job->ino) ? ht_park_wait(f, job->ino, 0, HT_FILE_BYTES_MAX) : 0;
+    int rc = size && ht_ctl_param(f->ctl, job->ino) ? ht_ctl_wait_updates(f->ctl, job->ino, 0, HT_FILE_BYTES_MAX) : 0;
     if (!rc && size)
         rc = ht_passthrough_resize_begin(f, job->ino, (uint64_t)attr->st_size, &resized);
     if (!rc)
@@ -207,19 +202,13 @@ void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t siz
 
     if (!buf)
         n = -ENOMEM;
+    else if (ht_hidden_match(ino))
+        n = ht_hidden_getxattr(f->ctl, ino, name, buf, cap);
     else if (ht_attribute_match(name))
         n = ht_attribute_get(f->ctl, ino, name, buf, cap);
     else
         n = ht_ns_getxattr(f->ns, ino, name, buf, cap);
     reply_value(req, n, buf, size);
-}
-
-void ht_hidden_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
-{
-    size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
-    char *buf = ht_fuse_buffer();
-
-    reply_value(req, buf ? ht_hidden_getxattr(ht_fuse_of(req)->ctl, ino, name, buf, cap) : -ENOMEM, buf, size);
 }
 
 void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
@@ -228,14 +217,11 @@ void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     char *buf = ht_fuse_buffer();
     ssize_t n = -ENOMEM;
 
-    if (buf)
+    if (ht_hidden_match(ino))
+        n = 0;
+    else if (buf)
         n = ht_ns_listxattr(ht_fuse_of(req)->ns, ino, fuse_req_ctx(req)->uid == 0, buf, cap);
     reply_value(req, n, buf, size);
-}
-
-void ht_hidden_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
-{
-    reply_value(req, 0, "", size);
 }
 
 static void job_removexattr(struct ht_job *job)

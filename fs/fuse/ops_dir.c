@@ -117,7 +117,7 @@ static uint64_t after_dots(uint64_t off)
     return off > AFTER_DOTS ? off - AFTER_DOTS : 0;
 }
 
-static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+static void list_names(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     uint64_t at = (uint64_t)off;
@@ -157,22 +157,12 @@ static void list_hidden(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, 
 
 void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    list(req, ino, size, off, fi, false);
+    (ht_hidden_match(ino) ? list_hidden : list_names)(req, ino, size, off, fi, false);
 }
 
 void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
-    list(req, ino, size, off, fi, true);
-}
-
-void ht_hidden_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
-{
-    list_hidden(req, ino, size, off, fi, false);
-}
-
-void ht_hidden_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
-{
-    list_hidden(req, ino, size, off, fi, true);
+    (ht_hidden_match(ino) ? list_hidden : list_names)(req, ino, size, off, fi, true);
 }
 
 /* ------------------------------------------------------------- open, close */

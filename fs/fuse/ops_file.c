@@ -57,7 +57,7 @@ static int truncate_on_open(fuse_req_t req, uint64_t ino)
     struct ht_passthrough_file *resized;
     struct stat zero = {0}, st;
 
-    int rc = ht_ctl_param(f->ctl, ino) ? ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX) : 0;
+    int rc = ht_ctl_param(f->ctl, ino) ? ht_ctl_wait_updates(f->ctl, ino, 0, HT_FILE_BYTES_MAX) : 0;
     if (!rc)
         rc = ht_passthrough_resize_begin(f, ino, 0, &resized);
     if (rc)
@@ -160,7 +160,7 @@ static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 static void job_open(struct ht_job *job)
 {
     struct fuse_file_info fi = {.flags = job->flags};
-    int rc = ht_park_wait(job->fuse, job->ino, 0, HT_FILE_BYTES_MAX);
+    int rc = ht_ctl_wait_updates(job->fuse->ctl, job->ino, 0, HT_FILE_BYTES_MAX);
 
     if (rc)
         ht_reply(job->req, rc);
@@ -358,7 +358,7 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
                            int *out_error)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int rc = o->root ? ht_park_wait(f, o->ino, off, size) : 0;
+    int rc = o->root ? ht_ctl_wait_updates(f->ctl, o->ino, off, size) : 0;
 
     *out_error = 0;
     if (rc)
@@ -448,7 +448,7 @@ static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64
 static int range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int rc = root_of(f, o) ? ht_park_wait(f, o->ino, off, len) : 0;
+    int rc = root_of(f, o) ? ht_ctl_wait_updates(f->ctl, o->ino, off, len) : 0;
 
     if (!rc && o->privileged)
         drop_privilege(req, o->ino);
@@ -534,7 +534,7 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
     struct ht_fuse *f = ht_fuse_of(req);
 
     len = ht_min_u64(len, COPY_BYTES_MAX);
-    int rc = root_of(f, from) ? ht_park_wait(f, from->ino, from_off, len) : 0;
+    int rc = root_of(f, from) ? ht_ctl_wait_updates(f->ctl, from->ino, from_off, len) : 0;
     if (!rc)
         rc = range_written_by(req, to, to_off, len);
     if (rc)

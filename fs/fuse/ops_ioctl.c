@@ -45,7 +45,7 @@ void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap)
         fuse_reply_ioctl(req, 0, &passed, sizeof(passed));
 }
 
-void ht_reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open)
+static void reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open)
 {
     int rc = open && ht_ns_is_frozen(ht_fuse_of(req)->ns, ino) ? 0 : -EINVAL;
 
@@ -95,7 +95,7 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, open, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
-        ht_reply_background(req, ino, open);
+        reply_background(req, ino, open);
     else if (cmd == HT_IOCTL_PASSED)
         ht_reply_passed(req, ino, out_cap);
     else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR) {

@@ -26,7 +26,7 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (rc == -ENOENT)
         reply_missing(req);
     else
-        ht_reply_entry(req, rc, &st);
+        ht_reply_entry(req, rc, &st, false);
 }
 
 /* Handles into the hidden tree end when the kernel forgets the inode. */
@@ -41,7 +41,7 @@ void ht_hidden_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         ht_hidden_missed(f->ctl, parent, name, &caller);
     if (rc == 0 && ht_hidden_match(st.st_ino))
         ht_passthrough_hidden_looked_up(f, st.st_ino, parent, name);
-    ht_reply_hidden_entry(req, rc, &st);
+    ht_reply_entry(req, rc, &st, true);
 }
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n)
@@ -54,21 +54,21 @@ void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mod
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, ht_fuse_cred(req), &st), &st);
+    ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, ht_fuse_cred(req), &st), &st);
+    ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, ht_fuse_cred(req), &st), &st);
+    ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_readlink(fuse_req_t req, fuse_ino_t ino)
@@ -90,7 +90,7 @@ void ht_op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *n
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_link(ht_fuse_of(req)->ns, ino, parent, name, &st), &st);
+    ht_reply_entry(req, ht_ns_link(ht_fuse_of(req)->ns, ino, parent, name, &st), &st, false);
 }
 
 void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)

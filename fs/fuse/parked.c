@@ -228,13 +228,6 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     put_free(p);
 }
 
-/* -------------------------------------------------------------- whole threads */
-
-int ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
-{
-    return ht_ctl_wait_updates(f->ctl, oid, off, len);
-}
-
 /* --------------------------------------------------------------------- end */
 
 static struct parked *take_parked(struct ht_fuse *f)

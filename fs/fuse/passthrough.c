@@ -149,7 +149,7 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
 
     if (!f->passthrough.share_bytes)
         return 0;
-    struct ht_passthrough_file *e = ht_passthrough_file_enter(f, o->ino);
+    struct ht_passthrough_file *e = ht_passthrough_file_enter(f, o->ino, 1);
     if (!e)
         return -ENOMEM;
     o->passthrough = e;
@@ -212,7 +212,7 @@ bool ht_passthrough_is_active(const struct ht_open *o)
 
 bool ht_passthrough_has(struct ht_fuse *f, uint64_t ino)
 {
-    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_hold(f, ino) : NULL;
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_enter(f, ino, 0) : NULL;
     bool active = e && e->active;
 
     if (e)
@@ -312,7 +312,7 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino)
  */
 int ht_passthrough_resize_begin(struct ht_fuse *f, uint64_t ino, uint64_t bytes, struct ht_passthrough_file **out)
 {
-    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_hold(f, ino) : NULL;
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? ht_passthrough_file_enter(f, ino, 0) : NULL;
     struct stat st;
 
     *out = NULL;

@@ -179,7 +179,7 @@ bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes)
 void ht_passthrough_rest(void *fuse, uint64_t ino)
 {
     struct ht_fuse *f = fuse;
-    struct ht_passthrough_file *e = f->passthrough.keeps_closed ? ht_passthrough_file_hold(f, ino) : NULL;
+    struct ht_passthrough_file *e = f->passthrough.keeps_closed ? ht_passthrough_file_enter(f, ino, 0) : NULL;
 
     if (!e)
         return;

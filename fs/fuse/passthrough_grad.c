@@ -78,7 +78,7 @@ bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hi
 {
     struct ht_fuse *f = ht_fuse_of(req);
     uint64_t bytes = ht_hidden_gradient_bytes(file);
-    struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_enter(f, ino) : NULL;
+    struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_enter(f, ino, 1) : NULL;
 
     if (!e)
         return false;
@@ -187,7 +187,7 @@ void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n)
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino)
 {
     struct ht_fuse *f = fuse;
-    struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_hold(f, ino) : NULL;
+    struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_enter(f, ino, 0) : NULL;
     struct ht_obj *window = NULL;
     struct stat st;
 

@@ -37,10 +37,8 @@ struct ht_passthrough_file *ht_passthrough_file_find(struct ht_fuse *f, uint64_t
 /* Finds it or makes it. NULL: no memory. */
 struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t ino) HT_REQUIRES(HT_LOCK_PASSTHROUGH);
 void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH);
-/* Counts one more open; the caller owns the entry until leave. NULL: no memory. */
-struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino);
-/* The same without an open. */
-struct ht_passthrough_file *ht_passthrough_file_hold(struct ht_fuse *f, uint64_t ino);
+/* Counts so many more opens (0 or 1); the caller owns the entry until leave. NULL: no memory. */
+struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino, unsigned more);
 void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e);
 /* Registers the object's memory with the kernel; the caller owns the entry. */
 int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj,

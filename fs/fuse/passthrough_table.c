@@ -36,8 +36,7 @@ struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t 
     return e;
 }
 
-/* The caller owns the entry until leave; more opens are counted. NULL: no memory. */
-static struct ht_passthrough_file *enter(struct ht_fuse *f, uint64_t ino, unsigned more)
+struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino, unsigned more)
 {
     ht_mutex_lock(ht_fuse_passthrough_lock(f));
     struct ht_passthrough_file *e = ht_passthrough_file_get(f, ino);
@@ -54,16 +53,6 @@ static struct ht_passthrough_file *enter(struct ht_fuse *f, uint64_t ino, unsign
     }
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     return e;
-}
-
-struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino)
-{
-    return enter(f, ino, 1);
-}
-
-struct ht_passthrough_file *ht_passthrough_file_hold(struct ht_fuse *f, uint64_t ino)
-{
-    return enter(f, ino, 0);
 }
 
 void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)

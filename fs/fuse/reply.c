@@ -66,7 +66,7 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
     };
 }
 
-static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
+void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct fuse_entry_param e;
@@ -85,16 +85,6 @@ static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidd
         else
             ht_ns_forget(f->ns, st->st_ino, 1);
     }
-}
-
-void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)
-{
-    reply_entry(req, rc, st, false);
-}
-
-void ht_reply_hidden_entry(fuse_req_t req, int rc, const struct stat *st)
-{
-    reply_entry(req, rc, st, true);
 }
 
 static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)

@@ -72,7 +72,7 @@ void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_readahead = READ_AHEAD_KB * 1024;
     ht_passthrough_negotiate(f, conn);
     raise_read_ahead(f);
-    ht_atime_start(f);
+    ht_atime_read_options(f);
 }
 
 /* ------------------------------------------------------------------- cache */
@@ -198,15 +198,16 @@ static int make_session(struct ht_fuse *f, const struct ht_fuse_opts *opts)
 
 int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out)
 {
+    const struct ht_ctl_parts parts = ht_ctl_parts(ctl);
     struct ht_fuse *f = calloc(1, sizeof(*f));
 
     if (!f)
         return -ENOMEM;
     f->ctl = ctl;
-    f->store = ht_ctl_store(ctl);
-    f->ns = ht_ctl_ns(ctl);
-    f->optim = ht_ctl_optim(ctl);
-    f->traffic = ht_ctl_traffic(ctl);
+    f->store = parts.store;
+    f->ns = parts.ns;
+    f->optim = parts.optim;
+    f->traffic = parts.traffic;
     f->cache = (struct ht_ctl_cache){.ctx = f,
                                      .drop_data = drop_data,
                                      .drop_name = ht_fuse_drop_name,

@@ -47,7 +47,58 @@ static unsigned most(const struct ht_fuse *f)
 
 /* ------------------------------------------------------------------- a worker */
 
-static void call_look(struct ht_fuse *f)
+static const char *const names[] = {
+    [FUSE_LOOKUP] = "lookup",
+    [FUSE_FORGET] = "forget",
+    [FUSE_GETATTR] = "getattr",
+    [FUSE_SETATTR] = "setattr",
+    [FUSE_READLINK] = "readlink",
+    [FUSE_SYMLINK] = "symlink",
+    [FUSE_MKNOD] = "mknod",
+    [FUSE_MKDIR] = "mkdir",
+    [FUSE_UNLINK] = "unlink",
+    [FUSE_RMDIR] = "rmdir",
+    [FUSE_RENAME] = "rename",
+    [FUSE_LINK] = "link",
+    [FUSE_OPEN] = "open",
+    [FUSE_READ] = "read",
+    [FUSE_WRITE] = "write",
+    [FUSE_STATFS] = "statfs",
+    [FUSE_RELEASE] = "release",
+    [FUSE_FSYNC] = "fsync",
+    [FUSE_SETXATTR] = "setxattr",
+    [FUSE_GETXATTR] = "getxattr",
+    [FUSE_LISTXATTR] = "listxattr",
+    [FUSE_REMOVEXATTR] = "removexattr",
+    [FUSE_FLUSH] = "flush",
+    [FUSE_INIT] = "init",
+    [FUSE_OPENDIR] = "opendir",
+    [FUSE_READDIR] = "readdir",
+    [FUSE_RELEASEDIR] = "releasedir",
+    [FUSE_FSYNCDIR] = "fsyncdir",
+    [FUSE_CREATE] = "create",
+    [FUSE_INTERRUPT] = "interrupt",
+    [FUSE_DESTROY] = "destroy",
+    [FUSE_IOCTL] = "ioctl",
+    [FUSE_BATCH_FORGET] = "forget",
+    [FUSE_FALLOCATE] = "fallocate",
+    [FUSE_READDIRPLUS] = "readdirplus",
+    [FUSE_RENAME2] = "rename",
+    [FUSE_LSEEK] = "lseek",
+    [FUSE_COPY_FILE_RANGE] = "copy_file_range",
+};
+
+/* What a request of the kernel asks for: len bytes, which begin with its header. It began now. */
+static struct ht_request request_of(const void *header, size_t len)
+{
+    struct fuse_in_header h = {0};
+
+    memcpy(&h, header, ht_min_u64(len, sizeof(h)));
+    const char *name = h.opcode < HT_ARRAY_SIZE(names) ? names[h.opcode] : NULL;
+    return (struct ht_request){name ? name : "request", h.nodeid, ht_now_ns()};
+}
+
+void ht_workers_wake(struct ht_fuse *f)
 {
     ht_mutex_lock(ht_fuse_workers_lock(f));
     pthread_cond_signal(&f->workers.changed);
@@ -64,14 +115,14 @@ static void report_ready(struct ht_fuse *f)
 /* Never inlined: its variables must not be on the stack of a worker that is cancelled (see receive). */
 static __attribute__((noinline)) void process(struct worker *w, size_t bytes)
 {
-    const struct ht_request none = {0}, request = ht_request_of(w->request.mem, bytes);
+    const struct ht_request none = {0}, request = request_of(w->request.mem, bytes);
     struct ht_fuse *f = w->fuse;
 
     ht_activity_set_request(&request);
     w->request.size = bytes;
     w->since_ns = request.began_ns;
     if (++f->workers.busy >= f->workers.count && f->workers.asleep)
-        call_look(f);
+        ht_workers_wake(f);
     fuse_session_process_buf(f->session, &w->request);
     f->workers.busy--;
     w->since_ns = 0;
@@ -282,11 +333,6 @@ void ht_workers_init(struct ht_fuse *f)
 {
     ht_mutex_init(&f->workers.lock, HT_LOCK_WORKERS);
     ht_cond_init(&f->workers.changed);
-}
-
-void ht_workers_wake(struct ht_fuse *f)
-{
-    call_look(f);
 }
 
 void ht_workers_destroy(struct ht_fuse *f)

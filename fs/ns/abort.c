@@ -109,7 +109,7 @@ void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root
         hooks->stale(hooks->ctx, e->inode->ino, e->dir->ino, e->name);
     }
     ht_list_for_each(p, shadows)
-        hooks->stale(hooks->ctx, ht_list_entry(p, struct ht_ns_shadow, link)->ino, 0, NULL);
+        hooks->stale(hooks->ctx, ht_list_entry(p, struct ht_ns_shadow, link)->inode->ino, 0, NULL);
 }
 
 /* Frees the entries and shadows that were kept for the invalidation. */

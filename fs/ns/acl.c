@@ -113,7 +113,7 @@ void ht_ns_acl_map(void *value, size_t len, unsigned (*perm)(unsigned perm, void
 
 /* ---------------------------------------------------------------- access */
 
-static bool is_member(uint32_t id, struct ht_cred cred, const uint32_t *gids, size_t gid_count)
+bool ht_ns_is_member(uint32_t id, struct ht_cred cred, const uint32_t *gids, size_t gid_count)
 {
     if (cred.gid == id)
         return true;
@@ -138,8 +138,8 @@ int ht_ns_acl_permits(const void *value, size_t len, uint32_t uid, uint32_t gid,
             return (e.perm & want) == want ? 0 : -EACCES;
         if (e.tag == TAG_USER && cred.uid == e.id)
             return permits ? 0 : -EACCES;
-        if ((e.tag == TAG_GROUP_OBJ && is_member(gid, cred, gids, gid_count)) ||
-            (e.tag == TAG_GROUP && is_member(e.id, cred, gids, gid_count))) {
+        if ((e.tag == TAG_GROUP_OBJ && ht_ns_is_member(gid, cred, gids, gid_count)) ||
+            (e.tag == TAG_GROUP && ht_ns_is_member(e.id, cred, gids, gid_count))) {
             if (permits)
                 return 0;
             group_fits = true;

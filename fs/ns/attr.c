@@ -192,18 +192,19 @@ static int changed_acl(struct ht_ns *ns, const struct ht_ns_inode *i, uint32_t m
     return rc;
 }
 
+/* out_st NULL: only checks whether it can be done. */
 static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, const struct stat *v, struct stat *out_st)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
+    struct ht_ns_inode *i;
+    int rc = ht_ns_find_to_change(op->ns, ino, &i);
 
-    if (!i)
-        return -ESTALE;
-    int rc = ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
-    if (rc != 0)
+    if (acl && !out_st)
+        ht_ns_xattr_free(op->ns, acl);
+    if (rc != 0 || !out_st)
         return rc;
     ht_ns_attr_edit(op, i);
     apply(&i->cur, what, v, op->now_ns);
@@ -212,6 +213,16 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
     ht_ns_attr_put(op, i);
     ht_ns_fill_stat(op->ns, i, out_st);
     return 0;
+}
+
+static int set_attributes(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *v, struct stat *out_st)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
+
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, setattr_locked(&op, ino, what, v, out_st));
 }
 
 /* Every write may request that suid is cleared: no transaction if there is none. */
@@ -225,37 +236,12 @@ static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
     return nothing;
 }
 
-static int could_set_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, const struct stat *v)
-    HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
-    struct ht_ns_xattr *acl = NULL;
-    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
-
-    if (rc == 0 && (what & HT_SET_MODE) != 0)
-        rc = changed_acl(op->ns, i, v->st_mode, &acl);
-    if (acl)
-        ht_ns_xattr_free(op->ns, acl);
-    return rc;
-}
-
-/* Checks the other attributes before the size changes: there is no way back from that. */
-static int could_set(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values)
-{
-    struct ht_ns_op op;
-    int rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
-
-    if (rc != 0)
-        return rc;
-    return ht_ns_op_end(&op, could_set_locked(&op, ino, what, values));
-}
-
+/* The other attributes are checked before the size changes: there is no way back from that. */
 int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values, struct stat *out_st)
 {
-    struct ht_ns_op op;
     bool size = (what & HT_SET_SIZE) != 0;
     bool alone = size && nothing_to_set(ns, ino, what & ~(unsigned)(HT_SET_SIZE | HT_SET_MTIME_NOW));
-    int rc = size && !alone ? could_set(ns, ino, what, values) : 0;
+    int rc = size && !alone ? set_attributes(ns, ino, what, values, NULL) : 0;
 
     if (rc == 0 && size)
         rc = set_size(ns, ino, values->st_size);
@@ -267,10 +253,7 @@ int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct st
     }
     if (nothing_to_set(ns, ino, what))
         return ht_ns_getattr(ns, ino, out_st);
-    rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
-    if (rc != 0)
-        return rc;
-    return ht_ns_op_end(&op, setattr_locked(&op, ino, what, values, out_st));
+    return set_attributes(ns, ino, what, values, out_st);
 }
 
 /* ----------------------------------------------------------------- times */
@@ -330,15 +313,6 @@ void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written)
 
 /* ---------------------------------------------------------------- access */
 
-static bool in_group(uint32_t gid, struct ht_cred cred, const uint32_t *gids, size_t gid_count)
-{
-    bool found = cred.gid == gid;
-
-    for (size_t n = 0; n < gid_count && !found; n++)
-        found = gids[n] == gid;
-    return found;
-}
-
 static int mode_permits(const struct ht_ns_attr *a, unsigned mask, struct ht_cred cred, const uint32_t *gids,
                         size_t gid_count)
 {
@@ -346,7 +320,7 @@ static int mode_permits(const struct ht_ns_attr *a, unsigned mask, struct ht_cre
 
     if (cred.uid == a->uid)
         bits = a->mode >> 6 & 7u;
-    else if (in_group(a->gid, cred, gids, gid_count))
+    else if (ht_ns_is_member(a->gid, cred, gids, gid_count))
         bits = a->mode >> 3 & 7u;
     return (bits & mask) == mask ? 0 : -EACCES;
 }

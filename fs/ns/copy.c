@@ -333,10 +333,10 @@ static void put_inode(struct ht_tx *tx, const struct ht_ns_inode *from, struct h
     if (S_ISLNK(i->cur.mode))
         ht_ns_put_target(tx, i);
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
-        ht_ns_put_xattr(tx, i->ino, x, 0);
+        ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
     /* bounded: HT_LINKS_MAX names */
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
-        ht_ns_put_entry(tx, e, 0);
+        ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
 }
 
 /* From now on numbers lead to it. */

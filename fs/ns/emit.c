@@ -20,11 +20,11 @@ static void emit_inode(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_
         ht_ns_put_kept(tx, &kept->about);
     for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         if (x->state != HT_NS_NEW)
-            ht_ns_put_xattr(tx, i->ino, x, 0);
+            ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
     /* bounded: HT_LINKS_MAX names */
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
         if (e->state != HT_NS_NEW)
-            ht_ns_put_entry(tx, e, 0);
+            ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
 }
 
 int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)

@@ -236,7 +236,7 @@ static int put_note(struct ht_ns_op *op, struct ht_ns_inode *i, const char *name
     x->state = HT_NS_CLEAN;
     x->next = i->xattrs;
     i->xattrs = x;
-    ht_ns_put_xattr(op->tx, i->ino, x, 0);
+    ht_ns_put_xattr(op->tx, HT_REC_NS_XATTR, i->ino, x, 0);
     return 0;
 }
 
@@ -248,17 +248,7 @@ static struct ht_ns_inode *kept_dir(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(
     return kept && is_there(ns, kept) ? ht_ns_inode_live(ns, ino) : NULL;
 }
 
-static int set_digest(struct ht_ns_op *op, uint64_t ino, const char *digits) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_ns_inode *i = kept_dir(op->ns, ino);
-    char present[HT_NS_DIGEST_MAX];
-
-    if (!i)
-        return -ESTALE;
-    return read_digest(i, present) ? -EEXIST : put_note(op, i, HT_NS_DIGEST, digits);
-}
-
-static int set_archived(struct ht_ns_op *op, uint64_t ino, const char *job, const char *digits)
+static int note_locked(struct ht_ns_op *op, uint64_t ino, const char *job, const char *digits)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = kept_dir(op->ns, ino);
@@ -266,29 +256,21 @@ static int set_archived(struct ht_ns_op *op, uint64_t ino, const char *job, cons
 
     if (!i)
         return -ESTALE;
-    if (read_digest(i, present) && strcmp(present, digits) != 0)
+    bool known = read_digest(i, present);
+    if (!job)
+        return known ? -EEXIST : put_note(op, i, HT_NS_DIGEST, digits);
+    if (known && strcmp(present, digits) != 0)
         return -EINVAL;
     return read_archived(i, present) && strcmp(present, job) == 0 ? 0 : put_note(op, i, HT_NS_ARCHIVED, job);
 }
 
-enum { NOTE_LOG_BYTES = 768 };
-
-int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits)
+int ht_ns_kept_note(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits)
 {
+    enum { NOTE_LOG_BYTES = 768 };
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
 
     if (rc)
         return rc;
-    return ht_ns_op_end(&op, set_digest(&op, ino, digits));
-}
-
-int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits)
-{
-    struct ht_ns_op op;
-    int rc = ht_ns_op_begin(ns, NOTE_LOG_BYTES, &op);
-
-    if (rc)
-        return rc;
-    return ht_ns_op_end(&op, set_archived(&op, ino, job, digits));
+    return ht_ns_op_end(&op, note_locked(&op, ino, job, digits));
 }

@@ -47,7 +47,7 @@ static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
 {
     while (i->names) {
         struct ht_ns_entry *e = i->names;
-        ht_ns_put_entry_del(tx, e, 0);
+        ht_ns_put_entry(tx, HT_REC_NS_ENTRY_DEL, e, 0);
         ht_ns_dir_remove(ns, e->dir->u.dir, e);
         ht_ns_entry_count(e, -1);
         ht_ns_entry_remove(ns, e);

@@ -102,11 +102,7 @@ static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
         name_of(name, stem, n++);
     while (rc == 0 && ht_ns_entry_find(op->ns, dir, name, strlen(name)));
     if (rc == 0)
-        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, name, strlen(name), &e);
+        rc = ht_ns_new_name(op->ns, dir, name, strlen(name), &e);
     if (rc == 0)
         ht_ns_entry_add(op, e, dir, i, NULL);
     return rc;

@@ -38,7 +38,7 @@ int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_n
     struct ht_ns_inode *dir = ht_ns_inode_live(ns, ino);
     int rc = check_parent(dir);
 
-    if (rc == 0)
+    if (rc == 0 && name)
         rc = check_name(name);
     if (rc == 0)
         *out = dir;
@@ -179,59 +179,37 @@ static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *
     for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         x->state = pending ? HT_NS_NEW : HT_NS_CLEAN;
         if (!pending)
-            ht_ns_put_xattr(op->tx, i->ino, x, 0);
+            ht_ns_put_xattr(op->tx, HT_REC_NS_XATTR, i->ino, x, 0);
     }
     if (!pending && obj)
         ht_obj_publish(obj, op->tx);
     ht_obj_put(obj);
 }
 
-/* An inode without a name. */
-static int make_unnamed_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st)
-    HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_ns_inode *dir = ht_ns_inode_live(op->ns, m->parent), *i;
-    struct ht_obj *obj = NULL;
-    int rc = check_parent(dir);
-
-    if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 1, 0);
-    if (rc == 0)
-        rc = make_inode(op, dir, m, &i, &obj);
-    if (rc != 0)
-        return rc;
-    i->flags |= HT_NS_UNNAMED;
-    announce(op, i, obj);
-    atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
-    ht_ns_fill_stat(op->ns, i, out_st);
-    return 0;
-}
-
 static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir, *i;
-    struct ht_ns_entry *e;
+    struct ht_ns_entry *e = NULL;
     struct ht_obj *obj = NULL;
-    size_t len = strlen(m->name);
+    size_t len = m->name ? strlen(m->name) : 0;
     int rc = ht_ns_find_dir(op->ns, m->parent, m->name, &dir);
 
-    if (rc == 0 && ht_ns_entry_find(op->ns, dir, m->name, len))
+    if (rc == 0 && m->name && ht_ns_entry_find(op->ns, dir, m->name, len))
         rc = -EEXIST;
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, m->name, len, &e);
+        rc = m->name ? ht_ns_new_name(op->ns, dir, m->name, len, &e) : ht_ns_reserve(op->ns, ht_ns_root(dir), 1, 0);
     if (rc != 0)
         return rc;
     rc = make_inode(op, dir, m, &i, &obj);
     if (rc != 0) {
-        ht_ns_entry_free(op->ns, e);
+        if (e)
+            ht_ns_entry_free(op->ns, e);
         return rc;
     }
+    i->flags |= e ? 0 : HT_NS_UNNAMED;
     announce(op, i, obj);
-    ht_ns_entry_add(op, e, dir, i, NULL);
+    if (e)
+        ht_ns_entry_add(op, e, dir, i, NULL);
     atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(op->ns, i, out_st);
     return 0;
@@ -276,7 +254,7 @@ static int make_named(struct ht_ns *ns, const struct making *m, struct stat *out
     rc = ht_ns_op_begin(ns, CHANGE_BYTES + target_bytes, &op);
     if (rc != 0)
         return rc;
-    made = m->name ? make_locked(&op, m, out_st) : make_unnamed_locked(&op, m, out_st);
+    made = make_locked(&op, m, out_st);
     rc = ht_ns_op_end(&op, made);
     if (rc != 0 && made == 0)
         ht_ns_forget(ns, out_st->st_ino, 1); /* the log has failed: the caller gets nothing */
@@ -369,11 +347,7 @@ static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const
     if (rc == 0)
         rc = check_link(i, dir);
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(op->ns, name, len, &e);
+        rc = ht_ns_new_name(op->ns, dir, name, len, &e);
     if (rc != 0)
         return rc;
     ht_ns_entry_add(op, e, dir, i, NULL);

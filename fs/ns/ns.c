@@ -118,18 +118,9 @@ void ht_ns_publish_root_dir(struct ht_ns_op *op)
         ht_ns_attr_put(op, i);
 }
 
-struct unused {
-    uint64_t inos[256];
-    size_t count;
-};
-
-static int add_unused(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static bool is_unused(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    struct unused *u = ctx;
-
-    if (ht_ns_unused(i))
-        u->inos[u->count++] = i->ino;
-    return u->count == HT_ARRAY_SIZE(u->inos) ? 1 : 0;
+    return ht_ns_unused(i);
 }
 
 /* The inode, if it still has no references, and the changes that may be published with it. */
@@ -151,17 +142,13 @@ static int reap(struct ht_ns *ns, uint64_t ino)
 
 static int reap_all(struct ht_ns *ns)
 {
-    struct unused u;
-    int rc = 0;
+    uint64_t *inos = NULL;
+    size_t count = 0;
+    int rc = ht_ns_inode_collect(ns, is_unused, &inos, &count);
 
-    do {
-        u.count = 0;
-        ht_rwlock_rdlock(ht_ns_lock(ns));
-        ht_ns_inode_each(ns, add_unused, &u);
-        ht_rwlock_unlock(ht_ns_lock(ns));
-        for (size_t n = 0; rc == 0 && n < u.count; n++)
-            rc = reap(ns, u.inos[n]);
-    } while (rc == 0 && u.count == HT_ARRAY_SIZE(u.inos));
+    for (size_t n = 0; rc == 0 && n < count; n++)
+        rc = reap(ns, inos[n]);
+    free(inos);
     return rc;
 }
 
@@ -375,8 +362,7 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
     return i ? 0 : -ESTALE;
 }
 
-/* The current name of an inode, or else its former one. */
-static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i)
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
@@ -415,7 +401,7 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
             i = put_kept(ns, i, buf, &at);
             continue;
         }
-        e = name_of(i);
+        e = ht_ns_name_of(i);
         if (!e || (size_t)e->len + 1 > at)
             break;
         if (buf[at] != '\0')

@@ -287,11 +287,14 @@ bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino);
  */
 enum { HT_NS_DIGEST_MAX = 33 };
 int ht_ns_kept_digest(struct ht_ns *ns, uint64_t ino, char out[HT_NS_DIGEST_MAX]) HT_MUST_CHECK;
+/* The job of a vault that has this kept step. -ENODATA: none is known. */
+int ht_ns_kept_archived(struct ht_ns *ns, uint64_t ino, char out[HT_KEPT_NAME_MAX + 1]) HT_MUST_CHECK;
 /*
- * Notes it in the log, once; durable with the next frame that is. After a crash before that it is not known. -ESTALE:
- * the step has gone. -EEXIST, -ENOSPC, -ENOMEM, -EROFS. WAITS.
+ * Notes the digest in the log, once (job NULL); or the job, in place of an earlier one. Durable with the next frame
+ * that is; after a crash before that it is not known. -ESTALE: the step has gone. -EEXIST: it has a digest already;
+ * -EINVAL: the store computed another one than that of the job. -ENOSPC, -ENOMEM, -EROFS. WAITS.
  */
-int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits) HT_MUST_CHECK;
+int ht_ns_kept_note(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits) HT_MUST_CHECK;
 /*
  * The kept step does not expire until it is released as often, or the mount ends; `forget` ends it all the same.
  * -ENOENT.
@@ -299,12 +302,6 @@ int ht_ns_kept_set_digest(struct ht_ns *ns, uint64_t ino, const char *digits) HT
  */
 int ht_ns_kept_hold(struct ht_ns *ns, uint64_t root, const char *name, uint64_t *out_ino) HT_MUST_CHECK;
 void ht_ns_kept_release(struct ht_ns *ns, uint64_t ino);
-/*
- * The job of a vault that has this kept step. -ENODATA: none is known. Setting it takes the place of an earlier one,
- * and is durable with the next frame that is. -EINVAL: the store computed another digest. Others as of a digest.
- */
-int ht_ns_kept_archived(struct ht_ns *ns, uint64_t ino, char out[HT_KEPT_NAME_MAX + 1]) HT_MUST_CHECK;
-int ht_ns_kept_set_archived(struct ht_ns *ns, uint64_t ino, const char *job, const char *digits) HT_MUST_CHECK;
 /* The kept step goes, durable when this returns. Open files stay readable. -ENOENT. WAITS. */
 int ht_ns_kept_forget(struct ht_ns *ns, uint64_t root, const char *name) HT_MUST_CHECK;
 

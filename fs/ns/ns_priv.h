@@ -72,8 +72,7 @@ struct ht_ns_root {
 struct ht_ns_shadow {
     struct ht_list link;
     struct ht_ns_inode *inode;
-    struct ht_ns_root *root; /* of the inode */
-    uint64_t ino;
+    struct ht_ns_root *root;     /* of the inode */
     struct ht_ns_attr published; /* valid when the inode is published */
     bool xattrs;                 /* some are NEW or GONE */
 };
@@ -222,11 +221,11 @@ void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_put_inode_del(struct ht_tx *tx, uint64_t ino);
 void ht_ns_put_target(struct ht_tx *tx, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_put_entry(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_put_entry_del(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns)
+/* type: HT_REC_NS_ENTRY or _ENTRY_DEL; HT_REC_NS_XATTR or _XATTR_DEL. */
+void ht_ns_put_entry(struct ht_tx *tx, enum ht_ns_record_type type, const struct ht_ns_entry *e, int64_t time_ns)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_put_xattr(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns);
-void ht_ns_put_xattr_del(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns);
+void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino, const struct ht_ns_xattr *x,
+                     int64_t time_ns);
 
 /* ------------------------------------------------------- memory (table.c) */
 
@@ -335,7 +334,10 @@ int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(
 
 /* ------------------------------------------------------ names.c, rename.c */
 
-/* The directory for a change of that name; -ESTALE, -ENOTDIR, -ENOENT (removed), -ENAMETOOLONG, -EINVAL. */
+/*
+ * The directory for a change of that name (NULL: of none); -ESTALE, -ENOTDIR, -ENOENT
+ * (removed), -ENAMETOOLONG, -EINVAL.
+ */
 int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
 int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
@@ -379,5 +381,7 @@ int ht_ns_replayed(void *ctx);
 int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
 /* Remembers a problem; printf-like text. */
 void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...) HT_REQUIRES(HT_LOCK_NAMES) HT_PRINTF(3, 4);
+/* The current name of an inode, or else its former one. */
+const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);

@@ -124,9 +124,9 @@ void ht_ns_put_target(struct ht_tx *tx, const struct ht_ns_inode *i)
     ht_ns_record_encode(ht_tx_records(tx), &r);
 }
 
-void ht_ns_put_entry(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns)
+void ht_ns_put_entry(struct ht_tx *tx, enum ht_ns_record_type type, const struct ht_ns_entry *e, int64_t time_ns)
 {
-    struct ht_ns_record r = {.type = HT_REC_NS_ENTRY,
+    struct ht_ns_record r = {.type = (uint16_t)type,
                              .ino = e->inode->ino,
                              .parent = e->dir->ino,
                              .time_ns = time_ns,
@@ -137,31 +137,16 @@ void ht_ns_put_entry(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time
     ht_ns_record_encode(ht_tx_records(tx), &r);
 }
 
-void ht_ns_put_entry_del(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns)
+void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino, const struct ht_ns_xattr *x,
+                     int64_t time_ns)
 {
-    struct ht_ns_record r = {
-        .type = HT_REC_NS_ENTRY_DEL, .parent = e->dir->ino, .time_ns = time_ns, .name = e->name, .name_len = e->len};
-
-    ht_ns_record_encode(ht_tx_records(tx), &r);
-}
-
-void ht_ns_put_xattr(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns)
-{
-    struct ht_ns_record r = {.type = HT_REC_NS_XATTR,
+    struct ht_ns_record r = {.type = (uint16_t)type,
                              .ino = ino,
                              .time_ns = time_ns,
                              .name = x->data,
                              .name_len = x->name_len,
                              .value = ht_ns_xattr_value(x),
                              .value_len = x->value_len};
-
-    ht_ns_record_encode(ht_tx_records(tx), &r);
-}
-
-void ht_ns_put_xattr_del(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns)
-{
-    struct ht_ns_record r = {
-        .type = HT_REC_NS_XATTR_DEL, .ino = ino, .time_ns = time_ns, .name = x->data, .name_len = x->name_len};
 
     ht_ns_record_encode(ht_tx_records(tx), &r);
 }

@@ -43,6 +43,24 @@ int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, u
     return rc || root->ino == 0 ? rc : reserve_entries(ns, root, entries);
 }
 
+int ht_ns_find_to_change(struct ht_ns *ns, uint64_t ino, struct ht_ns_inode **out)
+{
+    *out = ht_ns_inode_live(ns, ino);
+    if (!*out)
+        return -ESTALE;
+    return ht_ns_root(*out)->frozen ? -EROFS : ht_ns_reserve(ns, ht_ns_root(*out), 1, 0);
+}
+
+int ht_ns_new_name(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,
+                   struct ht_ns_entry **out)
+{
+    int rc = ht_ns_reserve(ns, ht_ns_root(dir), 2, 1);
+
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(ns, dir->u.dir, 1);
+    return rc == 0 ? ht_ns_entry_new(ns, name, len, out) : rc;
+}
+
 /* ------------------------------------------------------------ attributes */
 
 void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i)
@@ -150,7 +168,7 @@ void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_in
         make_dirty(ht_ns_root(dir), e);
     } else {
         e->state = HT_NS_CLEAN;
-        ht_ns_put_entry(op->tx, e, op->now_ns);
+        ht_ns_put_entry(op->tx, HT_REC_NS_ENTRY, e, op->now_ns);
     }
 }
 
@@ -158,7 +176,7 @@ void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e)
 {
     stamp(op, e->dir, e->inode);
     if (!ht_ns_pending(e->dir))
-        ht_ns_put_entry_del(op->tx, e, op->now_ns);
+        ht_ns_put_entry(op->tx, HT_REC_NS_ENTRY_DEL, e, op->now_ns);
     /* A GONE entry keeps room in its directory: counted before the slot is freed, so that the array does not shrink. */
     if (e->state == HT_NS_CLEAN && ht_ns_pending(e->dir))
         e->dir->u.dir->gone++;

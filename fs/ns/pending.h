@@ -15,6 +15,12 @@ struct ht_ns_root;
 /* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
     HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The inode, for a change of attributes. Reserved: 1 shadow. -ESTALE, -EROFS. */
+int ht_ns_find_to_change(struct ht_ns *ns, uint64_t ino, struct ht_ns_inode **out)
+    HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* An entry for ht_ns_entry_add in dir, where no other has its name. Reserved: what that needs, and 2 shadows in all. */
+int ht_ns_new_name(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,
+                   struct ht_ns_entry **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* Before and after a change of attributes: it is pending below a root, else it goes into the log. */
 void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);

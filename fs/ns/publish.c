@@ -34,12 +34,12 @@ static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx
         next = x->next;
         if (x->state != HT_NS_GONE)
             continue;
-        ht_ns_put_xattr_del(tx, i->ino, x, 0);
+        ht_ns_put_xattr(tx, HT_REC_NS_XATTR_DEL, i->ino, x, 0);
         ht_ns_xattr_remove(ns, i, x);
     }
     for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (x->state == HT_NS_NEW)
-            ht_ns_put_xattr(tx, i->ino, x, 0);
+            ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
         x->state = HT_NS_CLEAN;
     }
 }
@@ -65,7 +65,7 @@ static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_
 
 static void publish_gone(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    ht_ns_put_entry_del(tx, e, 0);
+    ht_ns_put_entry(tx, HT_REC_NS_ENTRY_DEL, e, 0);
     forget_gone(ns, e);
 }
 
@@ -73,7 +73,7 @@ static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *t
 {
     struct ht_ns_entry *twin = ht_ns_entry_find_gone(ns, e->dir, e->name, e->len);
 
-    ht_ns_put_entry(tx, e, 0);
+    ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
     e->state = HT_NS_CLEAN;
     ht_ns_entry_undirty(ht_ns_root(e->dir), e);
     if (twin)
@@ -299,22 +299,16 @@ static int closure_find(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
     return rc;
 }
 
-static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+/* Those that are GONE, or NEW. */
+static void publish_names(struct ht_ns *ns, struct ht_ns_inode *i, enum ht_ns_state state, struct ht_tx *tx)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     /* bounded: HT_LINKS_MAX names */
     for (struct ht_ns_entry *e = i->names, *next; e; e = next) {
         next = e->name_next;
-        if (e->state == HT_NS_GONE)
-            publish_gone(ns, e, tx);
+        if (e->state == state)
+            (state == HT_NS_GONE ? publish_gone : publish_new)(ns, e, tx);
     }
-}
-
-static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    /* bounded: HT_LINKS_MAX names */
-    for (struct ht_ns_entry *e = i->names; e; e = e->name_next)
-        if (e->state == HT_NS_NEW)
-            publish_new(ns, e, tx);
 }
 
 /* Names that a directory lost. */
@@ -334,12 +328,12 @@ static void publish_closure(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
     struct ht_tx *tx = a->op->tx;
 
     for (size_t n = 0; n < c->count; n++, ht_ns_slice_next(ns, &a->slice)) {
-        publish_names_gone(ns, c->inodes[n], tx);
+        publish_names(ns, c->inodes[n], HT_NS_GONE, tx);
         if (c->inodes[n] == a->inode ? ht_ns_is_dir(a->inode) : is_removed_dir(c->inodes[n]))
             publish_children_gone(a, c->inodes[n]);
     }
     for (size_t n = 0; n < c->count; n++, ht_ns_slice_next(ns, &a->slice)) {
-        publish_names_new(ns, c->inodes[n], tx);
+        publish_names(ns, c->inodes[n], HT_NS_NEW, tx);
         if ((c->inodes[n]->flags & HT_NS_PUBLISHED) == 0)
             publish_inode(ns, c->inodes[n], tx);
     }

@@ -87,7 +87,7 @@ static size_t left(const struct ht_reader *in)
     return (size_t)(in->end - in->p);
 }
 
-/* The rest of the payload is a name. */
+/* The rest of the payload is a name; NULL after an error. */
 static void get_name(struct ht_reader *in, struct ht_ns_record *r)
 {
     r->name_len = (uint32_t)left(in);
@@ -101,8 +101,6 @@ static bool decode_entry(struct ht_reader *in, struct ht_ns_record *r)
     r->time_ns = (int64_t)ht_get_u64(in);
     uint32_t type = (uint32_t)ht_get_u8(in) << MODE_TYPE_SHIFT;
     r->entry_type = (uint16_t)type;
-    if (in->bad)
-        return false;
     get_name(in, r);
     return !in->bad && r->parent != 0 && ht_ns_type_valid(type) && ht_ns_name_valid(r->name, r->name_len);
 }
@@ -112,8 +110,6 @@ static bool decode_entry_del(struct ht_reader *in, struct ht_ns_record *r)
     r->parent = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
     r->ino = r->parent; /* it has no number of its own */
-    if (in->bad)
-        return false;
     get_name(in, r);
     return !in->bad && ht_ns_name_valid(r->name, r->name_len);
 }
@@ -124,8 +120,6 @@ static bool decode_xattr(struct ht_reader *in, struct ht_ns_record *r)
     r->time_ns = (int64_t)ht_get_u64(in);
     r->name_len = ht_get_u8(in);
     r->name = (const char *)ht_get_bytes(in, r->name_len);
-    if (in->bad)
-        return false;
     r->value_len = (uint32_t)left(in);
     r->value = ht_get_bytes(in, r->value_len);
     return !in->bad && r->value_len <= HT_XATTR_VALUE_BYTES_MAX && xattr_name_valid(r->name, r->name_len);
@@ -135,8 +129,6 @@ static bool decode_xattr_del(struct ht_reader *in, struct ht_ns_record *r)
 {
     r->ino = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
-    if (in->bad)
-        return false;
     get_name(in, r);
     return !in->bad && xattr_name_valid(r->name, r->name_len);
 }
@@ -144,8 +136,6 @@ static bool decode_xattr_del(struct ht_reader *in, struct ht_ns_record *r)
 static bool decode_target(struct ht_reader *in, struct ht_ns_record *r)
 {
     r->ino = ht_get_u64(in);
-    if (in->bad)
-        return false;
     r->value_len = (uint32_t)left(in);
     r->value = ht_get_bytes(in, r->value_len);
     return !in->bad && r->value_len > 0 && r->value_len <= HT_SYMLINK_BYTES_MAX &&
@@ -164,8 +154,6 @@ static bool decode_kept(struct ht_reader *in, struct ht_ns_record *r)
     r->root = ht_get_u64(in);
     r->step = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
-    if (in->bad)
-        return false;
     get_name(in, r);
     return !in->bad && r->root != 0 && r->root <= HT_ID_MAX && r->root != r->ino &&
         ht_ns_kept_name_valid(r->name, r->name_len);

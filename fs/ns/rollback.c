@@ -41,6 +41,16 @@ static void next_step(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
     ht_ns_slice_next(r->op.ns, &r->slice);
 }
 
+/* Ends with the first error. */
+static int each(struct rollback *r, int (*fn)(struct rollback *r, struct match *m)) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    int rc = 0;
+
+    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
+        rc = fn(r, &r->matches[n]);
+    return rc;
+}
+
 /* ------------------------------------------------------------------- match */
 
 static int compare(const void *a, const void *b)
@@ -156,12 +166,14 @@ static int make_content(struct ht_ns *ns, const struct match *m) HT_REQUIRES(HT_
     return rc;
 }
 
-static int make_one(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
+static int make_missing(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns *ns = r->op.ns;
+
+    if (m->to)
+        return 0;
     uint64_t ino = ht_store_new_id(ns->store);
     int rc = ino != 0 ? ht_ns_reserve(ns, r->root, 1, 0) : -ENOSPC;
-
     if (rc == 0)
         rc = ht_ns_inode_new(ns, ino, m->from->cur.mode, &m->to);
     if (rc != 0)
@@ -181,16 +193,6 @@ static int make_one(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAM
     }
     ht_ns_attr_edit(&r->op, m->to);
     return 0;
-}
-
-static int make_all(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    int rc = 0;
-
-    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
-        if (!r->matches[n].to)
-            rc = make_one(r, &r->matches[n]);
-    return rc;
 }
 
 /* ------------------------------------------------------------------- names */
@@ -236,12 +238,12 @@ static int end_tree(struct rollback *r, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
 }
 
 /* From the last slot down: taking a name out may make the array shorter. */
-static int end_names(struct rollback *r, const struct match *dir) HT_REQUIRES(HT_LOCK_NAMES)
+static int end_names(struct rollback *r, struct match *dir) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    const struct ht_ns_dir *d = dir->to->u.dir;
+    const struct ht_ns_dir *d = ht_ns_is_dir(dir->to) ? dir->to->u.dir : NULL;
     int rc = 0;
 
-    for (uint32_t s = d->slot_count; rc == 0 && s > 0; s--, next_step(r)) {
+    for (uint32_t s = d ? d->slot_count : 0; rc == 0 && s > 0; s--, next_step(r)) {
         struct ht_ns_entry *e = s <= d->slot_count ? ht_ns_dir_entry(d, s - 1) : NULL;
         const struct ht_ns_entry *kept = e ? ht_ns_entry_find(r->op.ns, dir->from, e->name, e->len) : NULL;
         if (e && !(kept && match_of(r, kept->inode)->to == e->inode))
@@ -254,40 +256,23 @@ static int add_name(struct rollback *r, const struct match *dir, const struct ht
     HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_entry *e;
-    int rc = ht_ns_reserve(r->op.ns, r->root, 2, 1);
+    int rc = ht_ns_new_name(r->op.ns, dir->to, kept->name, kept->len, &e);
 
-    if (rc == 0)
-        rc = ht_ns_dir_reserve(r->op.ns, dir->to->u.dir, 1);
-    if (rc == 0)
-        rc = ht_ns_entry_new(r->op.ns, kept->name, kept->len, &e);
     if (rc == 0)
         ht_ns_entry_add(&r->op, e, dir->to, match_of(r, kept->inode)->to, NULL);
     return rc;
 }
 
-static int add_names(struct rollback *r, const struct match *dir) HT_REQUIRES(HT_LOCK_NAMES)
+static int add_names(struct rollback *r, struct match *dir) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    const struct ht_ns_dir *d = dir->from->u.dir;
+    const struct ht_ns_dir *d = ht_ns_is_dir(dir->from) ? dir->from->u.dir : NULL;
     int rc = 0;
 
-    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++, next_step(r)) {
+    for (uint32_t s = 0; d && rc == 0 && s < d->slot_count; s++, next_step(r)) {
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
         if (e && !ht_ns_entry_find(r->op.ns, dir->to, e->name, e->len))
             rc = add_name(r, dir, e);
     }
-    return rc;
-}
-
-static int change_names(struct rollback *r) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    int rc = 0;
-
-    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
-        if (ht_ns_is_dir(r->matches[n].from))
-            rc = end_names(r, &r->matches[n]);
-    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
-        if (ht_ns_is_dir(r->matches[n].from))
-            rc = add_names(r, &r->matches[n]);
     return rc;
 }
 
@@ -308,7 +293,7 @@ static void end_xattrs(struct rollback *r, const struct match *m) HT_REQUIRES(HT
     }
 }
 
-static int change_attributes(struct rollback *r, const struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
+static int change_attributes(struct rollback *r, struct match *m) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_reserve(r->op.ns, r->root, 1, 0);
 
@@ -374,13 +359,13 @@ static int change_tree(struct rollback *r, uint64_t kept, uint32_t uid) HT_REQUI
         rc = check_owners(r, uid);
     if (rc == 0) {
         match_all(r);
-        rc = make_all(r);
+        rc = each(r, make_missing);
     }
     if (rc == 0)
-        rc = change_names(r);
-    for (size_t n = 0; rc == 0 && n < r->count; n++, next_step(r))
-        rc = change_attributes(r, &r->matches[n]);
-    return rc;
+        rc = each(r, end_names);
+    if (rc == 0)
+        rc = each(r, add_names);
+    return rc == 0 ? each(r, change_attributes) : rc;
 }
 
 /*

@@ -40,7 +40,6 @@ void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
     ht_list_del(&s->link);
     ns->free_shadow_count--;
     s->inode = i;
-    s->ino = i->ino;
     s->published = i->cur;
     s->xattrs = false;
     ht_ns_shadow_set(i, s);

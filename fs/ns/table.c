@@ -203,33 +203,9 @@ int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *
     return 0;
 }
 
-static int add_number(void *ctx, struct ht_ns_inode *i)
-{
-    uint64_t **next = ctx;
-
-    *(*next)++ = i->ino;
-    return 0;
-}
-
-int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
-{
-    size_t count = ns->inode_count;
-    uint64_t *inos = malloc((count + 1) * sizeof(*inos)), *next = inos;
-    int rc = inos ? ht_ns_inode_each(ns, add_number, &next) : -ENOMEM;
-
-    if (rc == 0)
-        qsort(inos, count, sizeof(*inos), ht_compare_numbers);
-    for (size_t n = 0; rc == 0 && n < count; n++) {
-        struct ht_ns_inode *i = ht_ns_inode_find(ns, inos[n]);
-        rc = i ? fn(ctx, i) : 0;
-    }
-    free(inos);
-    return rc;
-}
-
 struct collection {
     struct ht_ns *ns;
-    ht_ns_wanted_fn wanted;
+    ht_ns_wanted_fn wanted; /* NULL: all are */
     uint64_t *inos;
     size_t count, cap;
 };
@@ -238,12 +214,27 @@ static int collect(void *ctx, struct ht_ns_inode *i)
 {
     struct collection *c = ctx;
 
-    if (!c->wanted(c->ns, i))
+    if (c->wanted && !c->wanted(c->ns, i))
         return 0;
     if (ht_array_grow((void **)&c->inos, &c->cap, c->count + 1, sizeof(*c->inos)) != 0)
         return -ENOMEM;
     c->inos[c->count++] = i->ino;
     return 0;
+}
+
+int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
+{
+    struct collection c = {.ns = ns};
+    int rc = ht_ns_inode_each(ns, collect, &c);
+
+    if (rc == 0 && c.count > 0)
+        qsort(c.inos, c.count, sizeof(*c.inos), ht_compare_numbers);
+    for (size_t n = 0; rc == 0 && n < c.count; n++) {
+        struct ht_ns_inode *i = ht_ns_inode_find(ns, c.inos[n]);
+        rc = i ? fn(ctx, i) : 0;
+    }
+    free(c.inos);
+    return rc;
 }
 
 int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out_inos, size_t *out_count)

@@ -113,14 +113,14 @@ void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_n
     if (ht_ns_pending(i))
         ht_ns_shadow(i)->xattrs = true;
     else
-        ht_ns_put_xattr(op->tx, i->ino, x, time_ns);
+        ht_ns_put_xattr(op->tx, HT_REC_NS_XATTR, i->ino, x, time_ns);
 }
 
 void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
 {
     stamp(op, i, time_ns);
     if (!ht_ns_pending(i))
-        ht_ns_put_xattr_del(op->tx, i->ino, x, time_ns);
+        ht_ns_put_xattr(op->tx, HT_REC_NS_XATTR_DEL, i->ino, x, time_ns);
     end_xattr(op, i, x);
 }
 
@@ -291,9 +291,9 @@ int ht_ns_xattr_check_name(const char *name)
 
 static int set_locked(struct ht_ns_op *op, const struct xattr_request *q) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
     const struct word_field *w = find_word(q->name);
-    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    struct ht_ns_inode *i;
+    int rc = ht_ns_find_to_change(op->ns, q->ino, &i);
 
     if (rc != 0)
         return rc;
@@ -328,12 +328,7 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
 /* The directory of an inode's first name, or NULL. */
 static const struct ht_ns_inode *dir_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
-
-    /* bounded: HT_LINKS_MAX names */
-    while (e && !ht_ns_current(e))
-        e = e->name_next;
-    return e && i->ino != HT_NS_ROOT_INO ? e->dir : NULL;
+    return i->links > 0 && i->ino != HT_NS_ROOT_INO ? ht_ns_name_of(i)->dir : NULL;
 }
 
 static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -412,9 +407,9 @@ static uint8_t removed_value(const struct ht_ns_inode *i, const struct word_fiel
 
 static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     const struct word_field *w = find_word(name);
-    int rc = !i ? -ESTALE : ht_ns_frozen(i) ? -EROFS : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    struct ht_ns_inode *i;
+    int rc = ht_ns_find_to_change(op->ns, ino, &i);
 
     if (rc != 0)
         return rc;

@@ -13,15 +13,14 @@
 const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
 #define ROW(effect, bit, name, since, text) {HT_FEATURE_##effect, UINT64_C(1) << (bit), name, since, text},
-const struct ht_feature ht_features[] = {HT_FEATURES(ROW)};
+static const struct ht_feature features[] = {HT_FEATURES(ROW)};
 #undef ROW
-const unsigned ht_feature_count = HT_ARRAY_SIZE(ht_features);
 
 const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t bit)
 {
-    for (unsigned i = 0; i < ht_feature_count; i++)
-        if (ht_features[i].effect == effect && ht_features[i].bit == bit)
-            return &ht_features[i];
+    for (size_t i = 0; i < HT_ARRAY_SIZE(features); i++)
+        if (features[i].effect == effect && features[i].bit == bit)
+            return &features[i];
     return NULL;
 }
 

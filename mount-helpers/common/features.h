@@ -14,8 +14,6 @@ struct ht_feature {
     uint64_t bit;
     const char *name, *since, *text; /* since: the first version of hitrain that has it */
 };
-extern const struct ht_feature ht_features[];
-extern const unsigned ht_feature_count;
 /* NULL: this program has no name for it. */
 const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t bit);
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mount-helpers/common/text.h"
 
+#include <unistd.h>
+
 #include <hitrain/version.h>
 
 #include "tiering/base/log.h"
@@ -64,6 +66,17 @@ bool ht_text_ends_with(const char *text, const char *end)
     size_t n = strlen(text), m = strlen(end);
 
     return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+bool ht_own_folder(unsigned levels, char out[PATH_MAX])
+{
+    ssize_t n = readlink("/proc/self/exe", out, PATH_MAX - 1);
+    char *slash = NULL;
+
+    out[n > 0 ? n : 0] = '\0';
+    for (unsigned i = 0; i <= levels && (slash = strrchr(out, '/')); i++)
+        *slash = '\0';
+    return slash != NULL;
 }
 
 void ht_print_version(const char *program)

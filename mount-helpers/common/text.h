@@ -3,6 +3,7 @@
 #pragma once
 
 #include <getopt.h>
+#include <limits.h>
 #include "tiering/base/base.h"
 
 enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };
@@ -19,6 +20,8 @@ const char *ht_plural(uint64_t count, const char *word);
  */
 void ht_put_printable(const char *text, FILE *to);
 bool ht_text_ends_with(const char *text, const char *end);
+/* The folder of this program, or one so many levels above it. False: it is not known. */
+bool ht_own_folder(unsigned levels, char out[PATH_MAX]);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);
 /* Says why a command line is wrong (NULL: getopt has said it), and which command explains the program. */

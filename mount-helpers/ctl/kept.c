@@ -23,20 +23,6 @@ static bool is_name(const char *root, const char *name)
     return false;
 }
 
-/* The number of the step that it holds. */
-static int kept_step(int dir, uint64_t *out_step)
-{
-    char text[32], *end;
-    ssize_t n = fgetxattr(dir, HT_XATTR_PREFIX "step", text, sizeof(text) - 1);
-
-    if (n <= 0)
-        return n < 0 ? -errno : -EPROTO;
-    text[n] = '\0';
-    errno = 0;
-    *out_step = strtoull(text, &end, 10);
-    return errno || *end != '\0' ? -EPROTO : 0;
-}
-
 /* The job of the newest kept step that a vault has, too, or "JOB". */
 static void find_job(const char *root, char out[NAME_MAX + 1])
 {
@@ -68,19 +54,22 @@ static int lacks(const char *root, const char *name)
     return -ENOENT;
 }
 
-/* The directory of a kept step: a descriptor, or -errno with a message printed. */
-static int kept_open(const char *root, const char *name)
+/* The number of the step that a kept step holds. -errno: a message is printed. */
+static int kept_step(const char *root, const char *name, uint64_t *out_step)
 {
-    char path[PATH_MAX];
-    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/snap/%s", root, name), fd;
+    char path[PATH_MAX], *text, *end;
+    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/snap/%s", root, name);
 
     if (!is_name(root, name))
         return -EINVAL;
-    fd = n < 0 || (size_t)n >= sizeof(path) ? (errno = ENAMETOOLONG, -1)
-                                            : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0)
-        return fd;
-    return errno == ENOENT ? lacks(root, name) : ht_cmd_explain(path, -errno);
+    int rc = n < 0 || (size_t)n >= sizeof(path) ? -ENAMETOOLONG : ht_cmd_attribute(path, "step", true, &text);
+    if (rc < 0)
+        return rc == -ENOENT ? lacks(root, name) : ht_cmd_explain(path, rc);
+    errno = 0;
+    *out_step = strtoull(text, &end, 10);
+    rc = errno || end == text || *end != '\0' ? ht_cmd_explain(root, -EPROTO) : 0;
+    free(text);
+    return rc;
 }
 
 /* ----------------------------------------------------------------- commands */
@@ -120,17 +109,12 @@ static int report_kept(const char *root, const struct ht_cmd_options *o, const c
     char number[NAME_MAX + 1];
     struct ht_json j;
     uint64_t step = 0;
-    int rc = name ? 0 : newest(root, number), fd;
+    int rc = name ? 0 : newest(root, number);
 
     if (rc < 0)
         return ht_cmd_explain(root, rc), HT_CMD_FAILED;
-    fd = kept_open(root, name ? name : number);
-    if (fd < 0)
+    if (kept_step(root, name ? name : number, &step) < 0)
         return HT_CMD_FAILED;
-    rc = kept_step(fd, &step);
-    close(fd);
-    if (rc < 0)
-        return ht_cmd_explain(root, rc), HT_CMD_FAILED;
     if (o->json) {
         ht_json_init(&j, stdout);
         ht_json_object(&j, NULL);

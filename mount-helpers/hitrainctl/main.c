@@ -143,6 +143,21 @@ static const struct {
     [ROOT_STEP_DIR] = {3, 3, "expected a model root, a kept step and a new directory after "},
 };
 
+static const char *wrong_forget(const struct ht_cmd_options *o)
+{
+    return o->all == (o->words[0] != NULL) ? "forget: expected kept steps, or --all" : NULL;
+}
+
+static const char *wrong_report(const struct ht_cmd_options *o)
+{
+    return o->output ? NULL : "expected -o and the name of the page, as in -o report.html";
+}
+
+static const char *wrong_metrics(const struct ht_cmd_options *o)
+{
+    return o->listen && (o->textfile || o->watch_s > 0) ? "--listen goes with neither --textfile nor --watch" : NULL;
+}
+
 static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
@@ -151,6 +166,8 @@ static const struct command {
     uint64_t options;
     const char *help;
     bool anywhere; /* its path need not lie on a mount */
+    const char *(*wrong)(
+        const struct ht_cmd_options *o); /* options that lack something, or do not go together; or NULL */
 } commands[] = {
     {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
@@ -167,7 +184,8 @@ static const struct command {
      "could find, so run it as root.\n\n"
      "  --listen=ADDRESS:PORT  answers GET /metrics over HTTP until it is interrupted; :9469 is 127.0.0.1:9469\n"
      "  --textfile=FILE        replaces FILE, for the textfile collector of node_exporter (its name ends in .prom)\n"
-     "  --watch=SECONDS        prints or replaces again after each interval\n"},
+     "  --watch=SECONDS        prints or replaces again after each interval\n",
+     .wrong = wrong_metrics},
     {"features", "PATH|DEVICE [--json | --udev]", NULL, ht_cmd_features, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_UDEV),
      "Prints the version of the format of a mounted store, or of a device or file of a store, and the features that it uses.\n"
      "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"
@@ -217,7 +235,8 @@ static const struct command {
      "output over a step, traffic of tensors and devices, models, events and configuration. Run it as root, or as the\n"
      "owner of the mount's root: others see less.\n\n"
      "  -o, --output=FILE  the page; - is standard output\n"
-     "  --loss=FILE        also draw losses: CSV with the columns step and loss, or JSON Lines with these keys\n"},
+     "  --loss=FILE        also draw losses: CSV with the columns step and loss, or JSON Lines with these keys\n",
+     .wrong = wrong_report},
     {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, ONE, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
@@ -255,7 +274,8 @@ static const struct command {
     {"forget", "ROOT STEP...|--all", NULL, ht_cmd_forget, ROOT_STEPS, OPT_BIT(OPT_ALL),
      "Drops kept steps, and the space that they alone have. A model root that has any cannot be\n"
      "removed, and keeps its optimizer.\n\n"
-     "  --all            all kept steps of ROOT\n"},
+     "  --all            all kept steps of ROOT\n",
+     .wrong = wrong_forget},
     {"delta", "ROOT STEP > FILE", NULL, ht_cmd_delta, ROOT_STEP, 0,
      "Prints what a step of the model root ROOT has changed, as a safetensors file: NAME.indices and NAME.values of each\n"
      "parameter. With delta=on the last delta_keep steps have it.\n\n"},
@@ -441,18 +461,6 @@ static bool asks_help(int argc, char **argv)
     return false;
 }
 
-/* Options that lack something, or do not go together. */
-static const char *wrong_options(const struct command *command, const struct ht_cmd_options *o)
-{
-    if (command->run == ht_cmd_forget && o->all == (o->words[0] != NULL))
-        return "forget: expected kept steps, or --all";
-    if (command->run == ht_cmd_report && !o->output)
-        return "expected -o and the name of the page, as in -o report.html";
-    if (command->run == ht_cmd_metrics && o->listen && (o->textfile || o->watch_s > 0))
-        return "--listen goes with neither --textfile nor --watch";
-    return NULL;
-}
-
 static int run_words(int argc, char **argv)
 {
     struct ht_cmd_options o = {.level = HT_LOG_INFO};
@@ -495,7 +503,7 @@ static int run_words(int argc, char **argv)
     }
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
-    const char *wrong = wrong_options(command, &o);
+    const char *wrong = command->wrong ? command->wrong(&o) : NULL;
     if (wrong) {
         ht_error("%s", wrong);
         return HT_CMD_USAGE;

@@ -133,16 +133,12 @@ static void check_passthrough(struct ht_doctor *d)
 /* The programs that stand beside this one run with this libfuse: `hitrain --version` prints it. */
 static void check_libfuse(struct ht_doctor *d)
 {
-    char self[PATH_MAX], command[PATH_MAX + 32], line[256] = "", *at;
+    char folder[PATH_MAX], command[PATH_MAX + 32], line[256] = "", *at;
     unsigned major, minor;
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-    if (n <= 0 || memchr(self, '\'', (size_t)n))
+    if (!ht_own_folder(0, folder) || strchr(folder, '\''))
         return;
-    self[n] = '\0';
-    at = strrchr(self, '/');
-    if (!at || snprintf(command, sizeof(command), "'%.*s/hitrain' --version 2>/dev/null", (int)(at - self), self) < 0)
-        return;
+    snprintf(command, sizeof(command), "'%s/hitrain' --version 2>/dev/null", folder);
     FILE *f = popen(command, "re");
     bool ok = f && fgets(line, sizeof(line), f);
     if (f)

@@ -15,16 +15,10 @@
 /* Its folder stands beside that of hitrainctl: bin/hitrainctl and share/hitrain/NAME. */
 static int find_folder(const char *name, char out[PATH_MAX])
 {
-    char self[PATH_MAX - 64] = "";
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char folder[PATH_MAX];
 
-    for (int level = 0; n >= 0 && level < 2; level++) {
-        char *slash = strrchr(self, '/');
-        if (!slash)
-            return -ENOENT;
-        *slash = '\0';
-    }
-    snprintf(out, PATH_MAX, "%s/share/hitrain/%s", self, name);
+    if (!ht_own_folder(1, folder) || snprintf(out, PATH_MAX, "%s/share/hitrain/%s", folder, name) >= PATH_MAX)
+        return -ENOENT;
     return access(out, R_OK) == 0 ? 0 : -errno;
 }
 
@@ -54,15 +48,6 @@ static int run_program(const char *name, const char *const *words, size_t count)
     return HT_CMD_FAILED;
 }
 
-static int run_tool(const char *const *words)
-{
-    size_t count = 0;
-
-    while (words[count])
-        count++;
-    return run_program("tools", words, count);
-}
-
 int ht_cmd_vault(int count, char *const *words)
 {
     return run_program("vault", (const char *const *)words, (size_t)count);
@@ -83,7 +68,9 @@ int ht_cmd_steps(const char *path, const struct ht_cmd_options *o)
 
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o)
 {
-    return run_tool((const char *const[]){"plan", o->point, o->json ? "json" : "table", o->svg ? o->svg : "", NULL});
+    const char *const words[] = {"plan", o->point, o->json ? "json" : "table", o->svg ? o->svg : ""};
+
+    return run_program("tools", words, HT_ARRAY_SIZE(words));
 }
 
 /* ------------------------------------------------------------------- report */
@@ -120,6 +107,7 @@ int ht_cmd_report(const char *path, const struct ht_cmd_options *o)
     find_settings(m.source, &s);
     snprintf(s.source, sizeof(s.source), "source=%s", m.source);
     snprintf(s.mount, sizeof(s.mount), "mount=%s", m.super_options);
-    return run_tool((const char *const[]){"report", HT_VERSION, o->point, o->output, o->loss ? o->loss : "", s.source,
-                                          s.store, s.label, s.format, s.daemon, s.mount, NULL});
+    const char *const words[] = {"report", HT_VERSION, o->point, o->output, o->loss ? o->loss : "", s.source, s.store,
+                                 s.label,  s.format,   s.daemon, s.mount};
+    return run_program("tools", words, HT_ARRAY_SIZE(words));
 }

@@ -219,26 +219,21 @@ static int take_answer(struct top *t)
     return 0;
 }
 
-static void wait_for_something(struct top *t, uint64_t until_ns)
+/* True: an answer has come. */
+static bool wait_for_something(struct top *t, uint64_t until_ns)
 {
     struct pollfd p[2] = {{.fd = t->answer, .events = POLLIN}, {.fd = t->raw ? STDIN_FILENO : -1, .events = POLLIN}};
     uint64_t now = ht_now_ns();
     char key;
 
     int n = poll(p, 2, until_ns > now ? (int)((until_ns - now) / 1000000 + 1) : 0);
-    if (n < 0 || !t->v.terminal)
-        return;
-    if (p[1].revents & (POLLHUP | POLLERR))
+    if (n < 0)
+        return false;
+    if (t->v.terminal && (p[1].revents & (POLLHUP | POLLERR)))
         ended = SIGHUP;
-    else if (p[1].revents && read(STDIN_FILENO, &key, 1) == 1)
+    else if (t->v.terminal && p[1].revents && read(STDIN_FILENO, &key, 1) == 1)
         take_key(t, key);
-}
-
-static bool has_answer(const struct top *t)
-{
-    struct pollfd p = {.fd = t->answer, .events = POLLIN};
-
-    return t->asked && poll(&p, 1, 0) == 1;
+    return t->asked && p[0].revents;
 }
 
 static int run_top(struct top *t)
@@ -258,8 +253,7 @@ static int run_top(struct top *t)
             if (t->v.terminal)
                 show_frame(t);
         }
-        wait_for_something(t, next_ns);
-        if (!has_answer(t))
+        if (!wait_for_something(t, next_ns))
             continue;
         rc = take_answer(t);
         if (rc == 0 && !t->v.paused && (t->taken >= 2 || t->v.terminal))

@@ -13,40 +13,43 @@
 
 enum { HT_TOP_ROOTS_MAX = 256, HT_TOP_ENGINES_MAX = 16, HT_TOP_NAME_MAX = 256 };
 
-/* The figures of each kind: a name here, and the word by which the mount knows it. */
-#define HT_TOP_STORE(FIGURE)                                          \
-    FIGURE(TOTAL, "total_bytes")                                      \
-    FIGURE(AVAILABLE, "available_bytes")                              \
-    FIGURE(DRAM, "dram_bytes")                                        \
-    FIGURE(RESIDENT, "resident_bytes")                                \
-    FIGURE(DIRTY, "dirty_bytes")                                      \
-    FIGURE(PROTECTED, "protected_bytes")                              \
-    FIGURE(PASSTHROUGH, "passthrough_used_bytes")                     \
-    FIGURE(STAGING, "staging_bytes")                                  \
-    FIGURE(STAGING_USED, "staging_used_bytes")                        \
-    FIGURE(HITS, "hits")                                              \
-    FIGURE(MISSES, "misses")                                          \
-    FIGURE(EVICTIONS, "evictions")                                    \
-    FIGURE(WRITEBACKS, "writebacks")                                  \
-    FIGURE(PARKED, "mount_parked_reads")                              \
-    FIGURE(ROOM_WAITS, "room_waits")                                  \
-    FIGURE(REQUESTS, "mount_requests")                                \
-    FIGURE(LOG, "log_bytes")                                          \
-    FIGURE(LOG_USED, "log_used_bytes")                                \
-    FIGURE(ERRORS, "error_events") /* since the mount, as the next */ \
-    FIGURE(WARNINGS, "warn_events")
-#define HT_TOP_DEVICE(FIGURE)                                \
-    FIGURE(READ, "read_bytes") /* of an engine: its bytes */ \
-    FIGURE(WRITTEN, "written_bytes")                         \
-    FIGURE(URGENT, "urgent_bytes")                           \
-    FIGURE(PLANNED, "planned_bytes")                         \
-    FIGURE(BACKGROUND, "background_bytes")                   \
-    FIGURE(URGENT_MOVED, "urgent_moved_bytes")               \
-    FIGURE(PLANNED_MOVED, "planned_moved_bytes")             \
-    FIGURE(BACKGROUND_MOVED, "background_moved_bytes")       \
-    FIGURE(PLANNED_WAITS, "planned_waits")                   \
-    FIGURE(BACKGROUND_WAITS, "background_waits")             \
-    FIGURE(OLDEST, "oldest_request_ns")
+/*
+ * The figures of each kind: a name here, and the word by which the mount knows it. Of the store and its devices also
+ * the key in JSON, and whether that has the change per second.
+ */
+#define HT_TOP_STORE(FIGURE)                                                           \
+    FIGURE(TOTAL, "total_bytes", "total_bytes", false)                                 \
+    FIGURE(AVAILABLE, "available_bytes", "available_bytes", false)                     \
+    FIGURE(DRAM, "dram_bytes", "dram_bytes", false)                                    \
+    FIGURE(RESIDENT, "resident_bytes", "resident_bytes", false)                        \
+    FIGURE(DIRTY, "dirty_bytes", "dirty_bytes", false)                                 \
+    FIGURE(PROTECTED, "protected_bytes", "protected_bytes", false)                     \
+    FIGURE(PASSTHROUGH, "passthrough_used_bytes", "passthrough_used_bytes", false)     \
+    FIGURE(STAGING, "staging_bytes", "staging_bytes", false)                           \
+    FIGURE(STAGING_USED, "staging_used_bytes", "staging_used_bytes", false)            \
+    FIGURE(LOG, "log_bytes", "log_bytes", false)                                       \
+    FIGURE(LOG_USED, "log_used_bytes", "log_used_bytes", false)                        \
+    FIGURE(REQUESTS, "mount_requests", "requests_per_s", true)                         \
+    FIGURE(HITS, "hits", "hits_per_s", true)                                           \
+    FIGURE(MISSES, "misses", "misses_per_s", true)                                     \
+    FIGURE(EVICTIONS, "evictions", "evictions_per_s", true)                            \
+    FIGURE(WRITEBACKS, "writebacks", "writebacks_per_s", true)                         \
+    FIGURE(PARKED, "mount_parked_reads", "update_waits_per_s", true)                   \
+    FIGURE(ROOM_WAITS, "room_waits", "room_waits_per_s", true)                         \
+    FIGURE(ERRORS, "error_events", "errors", false) /* since the mount, as the next */ \
+    FIGURE(WARNINGS, "warn_events", "warnings", false)
+#define HT_TOP_DEVICE(FIGURE)                                                          \
+    FIGURE(READ, "read_bytes", "read_bytes_per_s", true) /* of an engine: its bytes */ \
+    FIGURE(WRITTEN, "written_bytes", "written_bytes_per_s", true)                      \
+    FIGURE(URGENT_MOVED, "urgent_moved_bytes", "urgent_bytes_per_s", true)             \
+    FIGURE(PLANNED_MOVED, "planned_moved_bytes", "planned_bytes_per_s", true)          \
+    FIGURE(BACKGROUND_MOVED, "background_moved_bytes", "background_bytes_per_s", true) \
+    FIGURE(URGENT, "urgent_bytes", "urgent_bytes", false)                              \
+    FIGURE(PLANNED, "planned_bytes", "planned_bytes", false)                           \
+    FIGURE(BACKGROUND, "background_bytes", "background_bytes", false)                  \
+    FIGURE(PLANNED_WAITS, "planned_waits", "planned_waits_per_s", true)                \
+    FIGURE(BACKGROUND_WAITS, "background_waits", "background_waits_per_s", true)       \
+    FIGURE(OLDEST, "oldest_request_ns", "oldest_request_ns", false)
 #define HT_TOP_ROOT(FIGURE)         \
     FIGURE(STEP, "step")            \
     FIGURE(DURABLE, "durable_step") \
@@ -55,7 +58,7 @@ enum { HT_TOP_ROOTS_MAX = 256, HT_TOP_ENGINES_MAX = 16, HT_TOP_NAME_MAX = 256 };
     FIGURE(UPDATE_NS, "update_ns")  \
     FIGURE(COMMIT_NS, "commit_ns")  \
     FIGURE(STATE, "state_bytes")
-#define HT_TOP_INDEX(name, word) HT_TOP_##name,
+#define HT_TOP_INDEX(name, ...) HT_TOP_##name,
 enum ht_top_store { HT_TOP_STORE(HT_TOP_INDEX) HT_TOP_STORE_FIGURES };
 enum ht_top_device { HT_TOP_DEVICE(HT_TOP_INDEX) HT_TOP_DEVICE_FIGURES };
 enum ht_top_root { HT_TOP_ROOT(HT_TOP_INDEX) HT_TOP_ROOT_FIGURES };
@@ -88,7 +91,6 @@ const struct ht_top_part *ht_top_same(const struct ht_top_part *part, const stru
                                       unsigned hint);
 
 enum ht_top_order { HT_TOP_BY_TRAFFIC, HT_TOP_BY_STEPS, HT_TOP_BY_STATE, HT_TOP_BY_NAME, HT_TOP_ORDERS };
-extern const char *const ht_top_order_words[HT_TOP_ORDERS];
 
 struct ht_top_view {
     const char *point;

@@ -14,7 +14,7 @@
 
 enum { CELL_MAX = 64, BAR_MAX = 24, NAME_WIDTH_MIN = 10, WIDE = 60, INDENT = 8 };
 
-const char *const ht_top_order_words[HT_TOP_ORDERS] = {"traffic", "steps", "state", "name"};
+static const char *const order_words[HT_TOP_ORDERS] = {"traffic", "steps", "state", "name"};
 
 struct frame {
     const struct ht_top_view *v;
@@ -388,7 +388,7 @@ void ht_top_frame(const struct ht_top_view *v, const struct ht_top_sample *now, 
         put_text(&f, "  PAUSED");
     end_line(&f);
     if (v->terminal) {
-        put_text(&f, "q quit, p pause, s sort (%s), +/- interval (%g s)", ht_top_order_words[v->order], v->interval_s);
+        put_text(&f, "q quit, p pause, s sort (%s), +/- interval (%g s)", order_words[v->order], v->interval_s);
         end_line(&f);
     }
     put_tier(&f, now->store);
@@ -409,60 +409,24 @@ static void put_number(struct ht_json *j, const char *key, double v)
     ht_json_word(j, key, text);
 }
 
-/* A figure, or its change per second. */
-struct json_row {
+/* A figure, or its change per second. The place of a row is that of the figure. */
+#define ROW(name, word, key, rate) {key, rate},
+static const struct json_row {
     const char *key;
-    unsigned figure;
     bool rate;
-};
+} store_rows[] = {HT_TOP_STORE(ROW)}, device_rows[] = {HT_TOP_DEVICE(ROW)};
+#undef ROW
 
 static void put_rows(struct ht_json *j, const struct json_row *rows, size_t count, const uint64_t *now,
                      const uint64_t *before, uint64_t ns)
 {
-    for (const struct json_row *r = rows; r < rows + count; r++) {
-        if (r->rate)
-            put_number(j, r->key, ht_top_rate(now[r->figure], before[r->figure], ns));
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].rate)
+            put_number(j, rows[i].key, ht_top_rate(now[i], before[i], ns));
         else
-            ht_json_u64(j, r->key, now[r->figure]);
+            ht_json_u64(j, rows[i].key, now[i]);
     }
 }
-
-static const struct json_row store_rows[] = {
-    {"total_bytes", HT_TOP_TOTAL, false},
-    {"available_bytes", HT_TOP_AVAILABLE, false},
-    {"dram_bytes", HT_TOP_DRAM, false},
-    {"resident_bytes", HT_TOP_RESIDENT, false},
-    {"dirty_bytes", HT_TOP_DIRTY, false},
-    {"protected_bytes", HT_TOP_PROTECTED, false},
-    {"passthrough_used_bytes", HT_TOP_PASSTHROUGH, false},
-    {"staging_bytes", HT_TOP_STAGING, false},
-    {"staging_used_bytes", HT_TOP_STAGING_USED, false},
-    {"log_bytes", HT_TOP_LOG, false},
-    {"log_used_bytes", HT_TOP_LOG_USED, false},
-    {"requests_per_s", HT_TOP_REQUESTS, true},
-    {"hits_per_s", HT_TOP_HITS, true},
-    {"misses_per_s", HT_TOP_MISSES, true},
-    {"evictions_per_s", HT_TOP_EVICTIONS, true},
-    {"writebacks_per_s", HT_TOP_WRITEBACKS, true},
-    {"update_waits_per_s", HT_TOP_PARKED, true},
-    {"room_waits_per_s", HT_TOP_ROOM_WAITS, true},
-    {"errors", HT_TOP_ERRORS, false},
-    {"warnings", HT_TOP_WARNINGS, false},
-};
-
-static const struct json_row device_rows[] = {
-    {"read_bytes_per_s", HT_TOP_READ, true},
-    {"written_bytes_per_s", HT_TOP_WRITTEN, true},
-    {"urgent_bytes_per_s", HT_TOP_URGENT_MOVED, true},
-    {"planned_bytes_per_s", HT_TOP_PLANNED_MOVED, true},
-    {"background_bytes_per_s", HT_TOP_BACKGROUND_MOVED, true},
-    {"urgent_bytes", HT_TOP_URGENT, false},
-    {"planned_bytes", HT_TOP_PLANNED, false},
-    {"background_bytes", HT_TOP_BACKGROUND, false},
-    {"planned_waits_per_s", HT_TOP_PLANNED_WAITS, true},
-    {"background_waits_per_s", HT_TOP_BACKGROUND_WAITS, true},
-    {"oldest_request_ns", HT_TOP_OLDEST, false},
-};
 
 static void put_devices_json(struct ht_json *j, const struct ht_top_sample *now, const struct ht_top_sample *before)
 {

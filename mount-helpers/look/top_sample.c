@@ -4,7 +4,7 @@
 
 #include "mount-helpers/ctl/figures.h"
 
-#define WORD(name, word) word,
+#define WORD(name, word, ...) word,
 static const char *const store_words[] = {HT_TOP_STORE(WORD)};
 static const char *const device_words[] = {HT_TOP_DEVICE(WORD)};
 static const char *const root_words[] = {HT_TOP_ROOT(WORD)};

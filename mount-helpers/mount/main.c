@@ -56,15 +56,9 @@ static bool try_folder(const char *folder, size_t len, char out[PATH_MAX])
 static bool try_beside(char out[PATH_MAX])
 {
     char self[PATH_MAX], sibling[PATH_MAX + 8];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 
-    if (n <= 0)
+    if (!ht_own_folder(0, self))
         return false;
-    self[n] = '\0';
-    char *slash = strrchr(self, '/');
-    if (!slash)
-        return false;
-    *slash = '\0';
     if (try_folder(self, strlen(self), out))
         return true;
     snprintf(sibling, sizeof(sibling), "%s/../bin", self);

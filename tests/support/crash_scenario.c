@@ -622,8 +622,8 @@ void scenario_digest(struct crash_scenario *s, const char *step)
     ck_assert_int_eq(ht_ns_kept_find(s->k.ns, must_find(s, "model"), step, &kept), 0);
     uint64_t hash = harness_model_hash(&s->k, kept.ino, scenario_params, PARAMS);
     snprintf(digits, sizeof(digits), "%016llx%016llx", (unsigned long long)hash, (unsigned long long)kept.step);
-    ck_assert_int_eq(ht_ns_kept_set_digest(s->k.ns, kept.ino, digits), 0);
-    ck_assert_int_eq(ht_ns_kept_set_digest(s->k.ns, kept.ino, digits), -EEXIST);
+    ck_assert_int_eq(ht_ns_kept_note(s->k.ns, kept.ino, NULL, digits), 0);
+    ck_assert_int_eq(ht_ns_kept_note(s->k.ns, kept.ino, NULL, digits), -EEXIST);
     for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
         if (is_model(s->script->groups[g]))
             push(s, g, group_hash(&s->k, s->script->groups[g]));

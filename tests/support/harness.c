@@ -72,8 +72,8 @@ bool harness_format_file(struct harness *k, uint64_t bytes)
 
 static int make_participants(struct harness *k, unsigned optim_threads)
 {
-    const struct ht_ns_setup ns = {.hooks = ht_ctl_ns_hooks(k->ctl)};
-    const struct ht_optim_setup optim = {.threads = optim_threads, .hooks = ht_ctl_optim_hooks(k->ctl)};
+    const struct ht_ns_setup ns = {.hooks = ht_ctl_parts(k->ctl).ns_hooks};
+    const struct ht_optim_setup optim = {.threads = optim_threads, .hooks = ht_ctl_parts(k->ctl).optim_hooks};
     const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     int rc = ht_participants_new(k->store, &setup, &k->participants);
 
@@ -97,7 +97,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
 
     if (!rc)
-        rc = ht_ctl_new(k->store, &k->ctl);
+        rc = ht_ctl_new(k->store, NULL, &k->ctl);
     return rc ? rc : make_participants(k, optim_threads);
 }
 

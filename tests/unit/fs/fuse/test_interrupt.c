@@ -139,7 +139,7 @@ static void prepare(unsigned workers)
     memset(&w, 0, sizeof(w));
     w.hooks.replay_begins = note_replay;
     open_mixed("adamw lr=1e-2", 1, HT_SMALL_CHUNK_BYTES);
-    ck_assert_int_eq(ht_ctl_new(w.s, &ctl), 0);
+    ck_assert_int_eq(ht_ctl_new(w.s, NULL, &ctl), 0);
     ht_ctl_attach(ctl, NULL, w.o);
     setup();
     fuse.optim = w.o;
