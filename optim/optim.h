@@ -209,7 +209,7 @@ ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size
  * flush, a larger one at once.
  */
 int ht_grad_set_size(struct ht_grad *g, uint64_t bytes) HT_MUST_CHECK;
-/* This opener never wrote anything, and no write of it was refused. */
+/* This opener never wrote anything, and no write was refused. */
 bool ht_grad_unused(struct ht_grad *g);
 /* Bytes that were written and are not consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;

@@ -362,16 +362,6 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
     return i ? 0 : -ESTALE;
 }
 
-const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i)
-{
-    const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
-
-    /* bounded: HT_LINKS_MAX names */
-    while (e && !ht_ns_current(e) && i->links > 0)
-        e = e->name_next;
-    return e;
-}
-
 /* The path of a kept step begins at its model root. */
 static const struct ht_ns_inode *put_kept(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t *at)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)

@@ -53,7 +53,7 @@ struct ht_ns_hooks {
     int (*publish_alone)(void *ctx, uint64_t root, const uint64_t *inos, size_t count);
     void (*published_alone)(void *ctx, uint64_t root);
     /*
-     * An abort took this inode back (name NULL), or this name in parent: caches of it are stale. The ns lock is not
+     * An abort took this inode back (name NULL), or this name in parent: its caches are stale. The ns lock is not
      * held, but the abort's transaction is open. So the hook must not wait for a thread that changes names, as
      * dropping a name from the kernel's cache does. May be NULL.
      */

@@ -462,3 +462,13 @@ void ht_ns_tables_free(struct ht_ns *ns)
     ht_buckets_free(&ns->inodes);
     ht_buckets_free(&ns->entries);
 }
+
+const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i)
+{
+    const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
+
+    /* bounded: HT_LINKS_MAX names */
+    while (e && !ht_ns_current(e) && i->links > 0)
+        e = e->name_next;
+    return e;
+}

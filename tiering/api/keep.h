@@ -87,7 +87,7 @@ int ht_scope_commit_copying(struct ht_store *s, uint64_t scope, struct ht_copy *
 int ht_scope_clone(struct ht_store *s, uint64_t scope, struct ht_copy *k, uint64_t *out_lsn) HT_MUST_CHECK;
 /* The bound that k->error is about, and what helps, in words. */
 void ht_copy_explain(const struct ht_copy *k, char *text, size_t cap);
-/* Ends a kept step: everything of it goes in one transaction. bytes: of its records. WAITS. */
+/* Ends a kept step: it goes as a whole in one transaction. bytes: of its records. WAITS. */
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn) HT_MUST_CHECK;
 
 /* The scope accepts no changes from now on: a kept step's. -ENOMEM. */
