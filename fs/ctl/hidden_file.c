@@ -552,8 +552,11 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
     rc = f->row->traffic == HT_TRAFFIC_GRAD ? may_have_gradient(f, caller) : 0;
     if (rc == 0 && f->row->open)
         rc = f->row->open(f, caller);
-    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino)))
+    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino))) {
         rc = open_shard(f);
+        if (rc && f->row->close)
+            f->row->close(f);
+    }
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return rc;

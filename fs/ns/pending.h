@@ -15,7 +15,7 @@ struct ht_ns_root;
 /* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
     HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* The inode, for a change of attributes. Reserved: 1 shadow. -ESTALE, -EROFS. */
+/* The inode, for a change of attributes. Reserved: 1 shadow. -ESTALE, -EROFS, -ENOMEM. */
 int ht_ns_find_to_change(struct ht_ns *ns, uint64_t ino, struct ht_ns_inode **out)
     HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* An entry for ht_ns_entry_add in dir, where no other has its name. Reserved: what that needs, and 2 shadows in all. */

@@ -48,7 +48,10 @@ def packet_of(number, result, flags, length, text):
 
 def serve_slots(lazy, channel, memory, slots, slot_bytes):
     while True:
-        packet = channel.recv(wire.PACKET_BYTES_MAX)
+        try:
+            packet = channel.recv(wire.PACKET_BYTES_MAX)
+        except ConnectionError:                 # the program that asked has ended, with answers that it did not read
+            packet = b''
         if len(packet) < wire.REQUEST.size:
             os._exit(0)                         # the other threads may hang in the engine
         number, verb, key_bytes, slot, left_ms, offset, length = wire.REQUEST.unpack_from(packet)

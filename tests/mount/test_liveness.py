@@ -27,6 +27,7 @@ CHUNKS = 5_000_000 if LONG else 1_000_000
 COPIES = 2_000_000 if LONG else 100_000  # chunks of a file that is copied as a whole; hitrain-fsck reads each
 WINDOWS_MIN, WINDOWS, SECONDS = 2, 60, 0.15  # of each kind; how long one is
 RATE, WAIT_SECONDS_MAX = 0.5, 0.1
+RUNS_MAX = 3
 SECONDS_MAX = 3600 if LONG else 500  # of an unmount or a check
 KEEP_SIZE, PRIORITY, PAUSE_SECONDS = 1, -15, 0.001
 
@@ -337,8 +338,8 @@ def make_model(mnt):
 FOLDERS = {'files': lambda mnt: Changes(mnt, COPIES), 'model': make_model}
 
 
-@pytest.mark.parametrize('what', CALLS)
-def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
+def waits_beside_changes(make_store, what):
+    """How much longer the longest read beside each change was than one on another store in that time."""
     store = make_store()
     make_huge(store, '--log-size=4G')
     mnt, quiet = mount_hot(store), mount_hot(make_store())
@@ -356,5 +357,15 @@ def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         os.close(changes.fd)
-    print(found)
-    assert max(found)[0] <= WAIT_SECONDS_MAX, found
+    store.unmount()
+    return found
+
+
+@pytest.mark.parametrize('what', CALLS)
+def test_no_read_waits_beside_changes_of_a_huge_file(make_store, what):
+    """A change that holds a lock for long does so each time. On a busy machine one of two readers may get its turn late."""
+    runs = []
+    while not runs or (max(map(min, zip(*runs)))[0] > WAIT_SECONDS_MAX and len(runs) < RUNS_MAX):
+        runs.append(waits_beside_changes(make_store, what))
+    print(runs)
+    assert max(map(min, zip(*runs)))[0] <= WAIT_SECONDS_MAX, runs

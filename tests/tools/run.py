@@ -155,8 +155,13 @@ class Runner:
         if self.ended:
             return 130, '', 0.0
         with tempfile.TemporaryFile() as out:  # a pipe would be held by whatever leaves the session
-            proc = start(argv, env, out)
+            try:
+                proc = start(argv, env, out)
+            except (OSError, ValueError) as e:
+                return 1, f'{name} did not start: {e}\n', time.monotonic() - begin
             self.sessions.add(proc.pid)
+            if self.ended:  # while it started
+                limits.signal_session(proc.pid, signal.SIGTERM)
             status, used = proc.wait_for(limits.seconds(name))
             late = ''
             if status is None:

@@ -20,6 +20,7 @@ CHECK_BAD = 1, '50%: Checks: 2, Failures: 1, Errors: 0\n', 0.1
 @pytest.fixture
 def runner(tmp_path, monkeypatch):
     monkeypatch.delenv('HITRAIN_FLAKY', raising=False)
+    monkeypatch.delenv('HITRAIN_LONG', raising=False)
     return Runner(argparse.Namespace(out=str(tmp_path), test='', verbose=False))
 
 
@@ -114,7 +115,7 @@ FORKED = textwrap.dedent("""
 
     def test_it():
         assert os.getsid(0) == os.getpid() and 'fractions' in sys.modules
-        assert not os.read(0, 1) and sys.path[0] != os.path.dirname(sys.argv[0]) and 'once' not in vars(sys)
+        assert not os.read(0, 1) and sys.path[0] != os.environ['TOOLS'] and 'once' not in vars(sys)
         sys.once = True
         atexit.register(print, 'the end')
         if os.environ['HOW'] == 'dies':
@@ -125,20 +126,24 @@ FORKED = textwrap.dedent("""
 
 
 def test_pytest_runs_in_forks_that_know_nothing_of_each_other(runner, tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, 'SPARE_SECONDS', -limits.TIMES * limits.USUAL_SECONDS_MIN + 10)
     (tmp_path / 'test_it.py').write_text(FORKED)
     pytests = warm.Pytest([sys.executable], ['fractions', 'no_such_module'], dict(os.environ))
 
     def run(how):
-        return runner.command(['-q', '-s', '-p', 'no:cacheprovider', str(tmp_path / 'test_it.py')], {**os.environ, 'HOW': how}, 'tests/it', pytests.start)
-    for _ in range(2):
-        status, output, _ = run('passes')
-        assert status == 0 and '1 passed' in output and output.endswith('the end\n')
-    assert run('dies')[0] == -signal.SIGABRT
-    status, output, _ = run('hangs')
-    assert status == 124 and '---- process' in output and 'stopped: still running' in output
-    pytests.end()
+        return runner.command(['-q', '-s', '-p', 'no:cacheprovider', str(tmp_path / 'test_it.py')], {**os.environ, 'HOW': how, 'TOOLS': os.path.dirname(warm.__file__)}, 'tests/it', pytests.start)
+    try:
+        for _ in range(2):
+            status, output, _ = run('passes')
+            assert status == 0 and '1 passed' in output and output.endswith('the end\n')
+        assert run('dies')[0] == -signal.SIGABRT
+        monkeypatch.setattr(limits, 'SPARE_SECONDS', -limits.TIMES * limits.USUAL_SECONDS_MIN + 10)
+        status, output, _ = run('hangs')
+        assert status == 124 and '---- process' in output and 'stopped: still running' in output
+    finally:
+        pytests.end()
     assert pytests.process.returncode == 0
+    status, output, _ = run('passes')
+    assert status == 1 and 'did not start' in output
 
 
 def test_the_limit_follows_the_usual_time(monkeypatch):

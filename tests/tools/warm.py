@@ -19,6 +19,7 @@ import sys
 MESSAGE_BYTES_MAX = 1 << 20
 CLONE_NEWNS = 0x20000
 MS_SLAVE_REC = 0x84000
+START_SECONDS_MAX = 600
 
 
 class Job:
@@ -26,12 +27,14 @@ class Job:
 
     def __init__(self, reply):
         self.reply = os.fdopen(reply, 'rb', 0)
+        if not select.select([self.reply], [], [], START_SECONDS_MAX)[0]:
+            raise TimeoutError('what all tests import has not been imported yet')
         self.pid = int(self.reply.readline())
 
     def wait_for(self, seconds_max=None):
         if not select.select([self.reply], [], [], seconds_max)[0]:
             return None, (0, 0)
-        status, *used = self.reply.readline().split()
+        status, *used = self.reply.readline().split() or [1, 0, 0]  # who watches it was killed
         self.reply.close()
         return int(status), tuple(map(float, used))
 
@@ -64,8 +67,9 @@ def own_mounts():
         libc.mount(b'none', b'/', None, ctypes.c_ulong(MS_SLAVE_REC), None)
 
 
-def run(env, args, out):
+def run(env, args, out, reply):
     os.setsid()
+    os.write(reply, b'%d\n' % os.getpid())
     os.environ.clear()
     os.environ.update(env)
     for fd in 1, 2:
@@ -79,8 +83,7 @@ def watch(env, args, out, reply):
     """A child that waits for the test: its parent has nothing to do but to take the next message."""
     pid = os.fork()
     if pid == 0:
-        sys.exit(run(env, args, out))
-    os.write(reply, b'%d\n' % pid)
+        sys.exit(run(env, args, out, reply))
     _, status, used = os.wait4(pid, 0)
     os.write(reply, f'{os.waitstatus_to_exitcode(status)} {used.ru_utime} {used.ru_stime}\n'.encode())
     os._exit(0)
@@ -95,8 +98,9 @@ def main():
             break
         for fd in fds:
             os.set_inheritable(fd, False)
-        if os.fork() == 0:
-            watch(*json.loads(message), *fds)
+        with contextlib.suppress(OSError):  # who waits for the reply sees its end
+            if os.fork() == 0:
+                watch(*json.loads(message), *fds)
         for fd in fds:
             os.close(fd)
     try:

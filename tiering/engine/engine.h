@@ -41,7 +41,7 @@ int ht_engine_start(struct ht_store *s) HT_MUST_CHECK;
 void ht_engine_stop(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 /* Heap that engines have now for their work. */
 uint64_t ht_engine_memory_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-/* The journal's wake: ctx is the store. */
+/* The journal's wake: ctx is the store. The journal's lock may be held. */
 void ht_engine_wake_checkpoint(void *ctx);
 /* The store's make_room. Cleans one image if an engine does the rest, and more without it. */
 int ht_writeback_make_room(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

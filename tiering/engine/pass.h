@@ -33,7 +33,7 @@ struct ht_chunk;
  *
  * A slice holds the store's lock while it looks at a bounded number of chunks, and rests as long afterwards: the mutex
  * is not fair, and threads that wait for it come first. Between slices the walk keeps numbers only. So objects may
- * change and vanish, and the walk passes those that were made after its begin.
+ * change and vanish, and the walk passes those that were made after its begin. One thread at a time.
  */
 struct ht_walk {
     struct ht_store *s;

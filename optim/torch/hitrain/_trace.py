@@ -225,21 +225,24 @@ class Trace:
             number = os.stat(self._root).st_ino
         except OSError as e:
             return [], f'not known: {e}'
-        ends = [e['time_ns'] / 1e9 for e in entries if e['op'] in _BOUNDARIES and e['id'] == number]
-        before = max(ends[:-len(self._ends)], default=0)
-        ends = ends[-len(self._ends):] if self._ends else []
+        at = [i for i, e in enumerate(entries) if e['op'] in _BOUNDARIES and e['id'] == number]
+        count = len(self._ends)
+        ends = [entries[i]['time_ns'] / 1e9 for i in at[-count:]] if count else []
         shift = max((asked - there for (asked, _), there in zip(self._ends, ends)), default=None)
         if shift is None or len(ends) < len(self._ends) or any(there + shift > answered for (_, answered), there in zip(self._ends, ends)):
             return [], 'not known: the store has forgotten when these steps ended'
         inside = os.path.join(os.path.relpath(self._root, top), '')
-        # The store may have been slow to begin what it was asked for: then its clock is a little later than it seems.
-        begin = self._begin - min(answered - there - shift for (_, answered), there in zip(self._ends, ends))
-        found = []
+        begin, found = self._begin, []
+        if len(at) > count:
+            # Entries are in the order of their ends, so those of an earlier step come before its boundary. The store may have been
+            # slow to begin what it was asked for: then its clock is later than it seems.
+            entries = entries[at[-count - 1] + 1:]
+            begin -= min(answered - there - shift for (_, answered), there in zip(self._ends, ends))
         for entry in entries:
-            at, path = entry['time_ns'] / 1e9 + shift, entry.get('path', '')
-            if entry['op'] == 'update' and entry['time_ns'] / 1e9 > before and begin <= at <= self._ends[-1][1] and path.startswith(inside):
+            when, path = entry['time_ns'] / 1e9 + shift, entry.get('path', '')
+            if entry['op'] == 'update' and begin <= when <= self._ends[-1][1] and path.startswith(inside):
                 more = {'bytes': entry.get('bytes', 0), 'offset': entry.get('offset', 0), 'waited_us': entry.get('waited_ns', 0) // 1000}
-                found.append((max(0.0, self._at(at)), path[len(inside):], more))
+                found.append((max(0.0, self._at(when)), path[len(inside):], more))
         return found, 'each mark is the beginning of one; waited_us: for devices, memory and locks'
 
 

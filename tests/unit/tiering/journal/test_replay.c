@@ -27,8 +27,7 @@ static uint64_t used(void)
     return st.used_bytes;
 }
 
-/* A log of small and large frames, crashed. */
-/* In place of the one that there may be. */
+/* A log of small and large frames, crashed: in place of the one that there may be. */
 static void make_log(bool two_devices)
 {
     struct ht_dev *dev = kv_new_dev();

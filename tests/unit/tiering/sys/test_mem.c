@@ -174,10 +174,14 @@ TEST(who_asks_is_told_once_when_all_is_populated)
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 32 * HT_MIB, NULL), 0); /* it comes when it is touched */
     ht_pinned_when_populated(&m, report, &m);
     ck_assert_uint_eq(reported, 0);
+    uint64_t first = ht_pinned_huge_bytes(&m);
+    memset(m.base, 1, m.bytes);
+    ck_assert_uint_eq(ht_pinned_huge_bytes(&m), 16 * first);
     ht_pinned_free(&m);
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 34 * HT_MIB, NULL), 0);
     ht_pinned_when_populated(&m, report, &m);
     ck_assert_uint_eq(reported, 1);
+    ck_assert(!first == !ht_pinned_huge_bytes(&m));
     ht_pinned_free(&m);
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 80 * HT_MIB, NULL), 0);
     ht_pinned_when_populated(&m, report, &m);
