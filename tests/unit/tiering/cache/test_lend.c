@@ -71,6 +71,7 @@ TEST(pages_go_and_come_back_as_zeros)
 {
     make(32, NULL);
     uint32_t kept = get(MIB);
+    ck_assert_int_eq(ht_mem_populate(ht_arena_memory(a)->base, 32 * MIB), 0);
     ck_assert_uint_eq(resident(), 32 * MIB);
     ck_assert_uint_eq(lend(HT_LEND_FREE, 5), 5);
     ck_assert_uint_eq(resident(), 22 * MIB);
