@@ -187,7 +187,9 @@ def test_stats_are_what_the_kernel_counts(make_store):
     assert figures['dram_bytes'] == DRAM and figures['staging_bytes'] == STAGING
     assert figures['locked_bytes'] == _status(store, 'VmLck') == pinned
     if areas := _areas(store):
-        assert areas == {'Rss': pinned, 'Locked': pinned, 'AnonHugePages': figures['huge_bytes']}
+        assert areas['Rss'] == areas['Locked'] == pinned
+        # Of staging, which is small, the daemon has looked at one page.
+        assert areas['AnonHugePages'] in (figures['huge_bytes'], figures['huge_bytes'] + STAGING - 2 * MIB)
     assert 'not locked' not in store.messages()
     with open(store.point / 'f', 'wb+') as f:       # with memory of its own, where the kernel takes it
         os.setxattr(f.fileno(), 'user.hitrain.dtype', b'f32')

@@ -226,8 +226,6 @@ uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part)
 
 uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m)
 {
-    if (m->bytes <= SMALL_BYTES)
-        return count_huge(m->base, m->bytes);
     return ht_max_u64(m->huge_bytes, m->filler ? atomic_load(&m->filler->huge_bytes) : 0);
 }
 
@@ -251,8 +249,7 @@ static int prepare(struct ht_pinned *m)
     int rc = ht_mem_populate(m->base, eager);
     if (rc != 0)
         return rc;
-    if (m->bytes > SMALL_BYTES)
-        m->huge_bytes = count_huge(m->base, m->bytes);
+    m->huge_bytes = count_huge(m->base, m->bytes);
     start_filler(m);
     return 0;
 }
