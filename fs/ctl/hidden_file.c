@@ -554,8 +554,8 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
         rc = f->row->open(f, caller);
     if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino))) {
         rc = open_shard(f);
-        if (rc && f->row->close)
-            f->row->close(f);
+        if (rc && f->grad) /* not by its close, which would report a client that wrote nothing */
+            ht_grad_release(f->grad);
     }
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
