@@ -48,12 +48,6 @@ void ht_ns_kept_remove(struct ht_ns *ns, struct ht_ns_kept_step *x)
     free(x);
 }
 
-void ht_ns_kept_free_all(struct ht_ns *ns)
-{
-    ht_list_for_each_safe(p, next, &ns->kept)
-        ht_ns_kept_remove(ns, ht_list_entry(p, struct ht_ns_kept_step, link));
-}
-
 /* A copy that the open transaction makes is not there yet. */
 static bool is_there(struct ht_ns *ns, const struct ht_ns_kept_step *x) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {

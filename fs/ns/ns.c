@@ -50,7 +50,8 @@ static void free_ns(void *p)
 
     HT_UNSHARED(HT_LOCK_NAMES);
     ht_ns_tables_free(ns);
-    ht_ns_kept_free_all(ns);
+    ht_list_for_each_entry_safe(x, &ns->kept, struct ht_ns_kept_step, link)
+        free(x);
     ht_list_for_each_entry_safe(r, &ns->roots, struct ht_ns_root, link) {
         free(r->entries);
         free(r);

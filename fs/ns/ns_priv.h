@@ -36,15 +36,17 @@
 #include <stdatomic.h>
 
 #include "fs/ns/ns.h"
-#include "fs/ns/op.h"
 #include "fs/ns/records.h"
 #include "tiering/base/buckets.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/pool.h"
+#include "tiering/base/slice.h"
 #include "tiering/api/object.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+
+#define HT_NS_COMPRESS_NAME HT_XATTR_PREFIX "compress"
 
 enum ht_ns_state { HT_NS_CLEAN, HT_NS_NEW, HT_NS_GONE };
 
@@ -159,16 +161,13 @@ struct ht_ns {
         struct ht_ns_root outside;
         struct ht_ns_copying *copying; /* a copy of a model root that the open transaction makes, or NULL */
         struct ht_list kept, free_shadows;
-        struct ht_ns_shadow_walk *shadow_walks; /* shadow.h */
+        struct ht_ns_shadow_walk *shadow_walks;
         uint32_t free_shadow_count;
         bool replaying;
         struct ht_ns_problem *problems; /* found when linking up */
         size_t problem_count, problems_kept;
     };
 };
-
-/* content.c: an inode gets the attribute of this name. */
-void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len);
 
 HT_RWLOCK_OF(ht_ns_lock, struct ht_ns, lock, HT_LOCK_NAMES)
 
@@ -211,6 +210,49 @@ static inline const char *ht_ns_xattr_value(const struct ht_ns_xattr *x)
 
 /* ------------------------------------------------------ operations (op.c) */
 
+/* One change of names: a transaction, and within it the lock of names held for writing. */
+struct ht_ns_op {
+    struct ht_ns *ns;
+    struct ht_tx *tx;
+    int64_t now_ns;
+    uint64_t deleted[2]; /* deleted inodes, for the hook */
+    bool deleted_pending[2];
+    unsigned deleted_count;
+    uint64_t ended_scope;      /* of a root that lost its name, or went; 0: none */
+    struct ht_obj *content[2]; /* to be published; each with a reference */
+    unsigned content_count;
+    uint64_t lsn; /* out of end */
+};
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
+    HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+/*
+ * For content that was written back in a round (tx.h); NULL: without one. -EAGAIN: nothing was begun, use the next
+ * round.
+ */
+int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
+    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Returns rc, or if that is 0 the error of the commit. */
+int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
+/*
+ * The content goes into the transaction when the lock is released: a large file has a record for each of a million
+ * chunks, and all readers would wait. Two at most.
+ */
+void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
+/*
+ * Releases the lock, publishes content and calls the hooks, with the transaction still open: for calls into layers that
+ * call back.
+ */
+void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
+void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
+
+/*
+ * Loops over many files let other threads have the lock now and then: after each step of a loop; at the end of a slice
+ * this releases the lock and takes it again. In a transaction no other thread changes names, attributes or what is
+ * published between two slices, and no inode leaves memory. Files are opened and closed, and their times change. A
+ * caller outside of a transaction looks everything up again.
+ */
+void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
+
 /* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
 void ht_ns_publish_root_dir(struct ht_ns_op *op) HT_REQUIRES(HT_LOCK_NAMES);
 /* Coarse wall clock, like the kernel's stamps. */
@@ -226,6 +268,9 @@ void ht_ns_put_entry(struct ht_tx *tx, enum ht_ns_record_type type, const struct
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino, const struct ht_ns_xattr *x,
                      int64_t time_ns);
+
+/* All of an inode as it is published: attributes, target, attributes by name, and the names that lead to it. */
+void ht_ns_put_published(struct ht_tx *tx, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
 /* ------------------------------------------------------- memory (table.c) */
 
@@ -295,6 +340,31 @@ struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *na
 /* Takes it out, and frees it. NULL: nothing. */
 void ht_ns_xattr_remove(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_xattr *x) HT_REQUIRES(HT_LOCK_NAMES);
 
+/* Memory for so many shadows, which then cannot fail. -ENOMEM. */
+int ht_ns_shadow_reserve(struct ht_ns *ns, uint32_t count) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The inode gets a shadow, if it has none, with the present values. One was reserved. */
+void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/* Gives the inode this shadow, which is on no list of its root's yet, or (NULL) none. */
+void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Moves it from its list to the free ones. */
+void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Takes it from its list. */
+void ht_ns_shadow_leave(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* A walk over the shadows that are on a list when it begins. The lock may be released between two. */
+struct ht_ns_shadow_walk {
+    struct ht_ns_shadow_walk *next;
+    struct ht_list *at, *last; /* at NULL: there is none */
+};
+void ht_ns_shadow_walk_begin(struct ht_ns *ns, struct ht_ns_shadow_walk *w, struct ht_list *list)
+    HT_REQUIRES(HT_LOCK_NAMES);
+struct ht_ns_shadow *ht_ns_shadow_walk_next(struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* Moves it to another scope's lists; the caller moves its object. */
+void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+
 /* ----------------------------------------------------- directories (dir.c) */
 
 /* Reserves room for so many (1 or 2) more entries, current or GONE. */
@@ -309,8 +379,10 @@ void ht_ns_dir_take_over(struct ht_ns_dir *d, struct ht_ns_entry *old, struct ht
 uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* Entry of a slot, or NULL. */
 struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* There is one. */
+struct ht_ns_entry *ht_ns_dir_last_entry(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
-/* ----------------------------------------- publish.c, abort.c, roots.c */
+/* --------------------------------------- publish.c, pending.c, roots.c */
 
 struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES);
@@ -326,11 +398,6 @@ void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx 
 size_t ht_ns_pending_bytes(void *ctx, uint64_t scope);
 void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
 void ht_ns_abort(void *ctx, uint64_t scope);
-/*
- * Below a root: the inode, its content and the names that lead to it; of a directory also its
- * entries. -ENOMEM, or -EBUSY as ht_ns_fsync: nothing was done.
- */
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 
 /* ------------------------------------------------------ names.c, rename.c */
 
@@ -358,13 +425,16 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name);
 void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat *out_st)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
-/* ----------------------------------------------------------- content.c */
-
 /* Of a new object for the file's content. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The content of a regular file, made if there is none, with a reference. Lock held for writing. */
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Does this attribute say how long content stays in memory, or whether it is compressed? It has to know of a change. */
+bool ht_ns_is_of_content(const char *attribute);
+void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* A directory is a model root now, or was one at the mount: the store hears which devices its content goes to. */
+void ht_ns_root_paths(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
 /* ------------------------------------------------------------- xattr.c */
 
@@ -374,13 +444,11 @@ void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_n
 void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
     HT_REQUIRES(HT_LOCK_NAMES);
 
-/* ------------------------------------------- replay.c, link.c, emit.c */
+/* ----------------------------------------------------- replay.c, link.c */
 
 int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
 int ht_ns_replayed(void *ctx);
 int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
-/* Remembers a problem; printf-like text. */
-void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...) HT_REQUIRES(HT_LOCK_NAMES) HT_PRINTF(3, 4);
 /* The current name of an inode, or else its former one. */
 const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)

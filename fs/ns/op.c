@@ -150,3 +150,17 @@ void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino
 
     ht_ns_record_encode(ht_tx_records(tx), &r);
 }
+
+void ht_ns_put_published(struct ht_tx *tx, const struct ht_ns_inode *i)
+{
+    ht_ns_put_inode(tx, i, ht_ns_published_attr(i));
+    if (S_ISLNK(i->cur.mode))
+        ht_ns_put_target(tx, i);
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
+        if (x->state != HT_NS_NEW)
+            ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
+    /* bounded: HT_LINKS_MAX names */
+    for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
+        if (e->state != HT_NS_NEW)
+            ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
+}

@@ -2,15 +2,7 @@
 /* pending.h - changes of names and attributes that wait for the publication of their root. */
 #pragma once
 
-#include "tiering/base/base.h"
-
-struct ht_ns;
-struct ht_list;
-struct ht_ns_entry;
-struct ht_ns_hooks;
-struct ht_ns_inode;
-struct ht_ns_op;
-struct ht_ns_root;
+#include "fs/ns/ns_priv.h"
 
 /* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)

@@ -6,7 +6,6 @@
  * the directory at creation, so that reading one returns the value in force. All others are bytes under a name. An
  * access list and the mode are kept in step.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
