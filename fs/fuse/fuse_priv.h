@@ -72,7 +72,7 @@ struct ht_fuse {
         };
     } workers;
 
-    /* atime.c */
+    /* touch.c */
     struct ht_mutex atime_lock;    /* a leaf */
     int mounts_fd;                 /* readable after a remount */
     _Atomic uint64_t mounts_asked; /* when, in ticks */
@@ -167,8 +167,8 @@ struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
 /* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
 struct ht_open;
-/* True: it is a request about places (HT_IOCTL_PLACES), and is answered, or will be. */
-bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
+/* To HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL. */
+void ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
 /* With the content's bytes. reader: that of the request's descriptor, or NULL. began_ns: of the request; 0: now. */
@@ -199,7 +199,7 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);
 
-/* atime.c: after a read of a file, a directory or a link. read_options: the mount is there. */
+/* touch.c: after a read of a file, a directory or a link. read_options: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
 void ht_atime_read_options(struct ht_fuse *f);
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
@@ -248,8 +248,10 @@ bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes);
 void ht_passthrough_closed_stop(struct ht_fuse *f);
 void ht_passthrough_finish(struct ht_fuse *f); /* when the connection has ended */
 
-/* ops_attr.c */
+/* touch.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
+/* Does an access list, set by this caller, take the setgid bit away? True if the caller is not in the file's group. */
+bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
 /* The bits that this caller's write, truncation or change of owner takes away: HT_KILL_*. */
 unsigned ht_privilege_kills(fuse_req_t req, uint64_t ino);
 /* Removes capabilities, and these bits. */

@@ -314,9 +314,9 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
 void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
                         unsigned flags, const void *in, size_t in_len, size_t out_cap)
 {
-    if (ht_places_run(req, ino, cmd, in, in_len, out_cap))
-        return;
-    if (cmd == HT_IOCTL_SAME)
+    if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
+        ht_places_run(req, ino, cmd, in, in_len, out_cap);
+    else if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, NULL, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
         ht_reply_ioctl(req, fi && !(flags & FUSE_IOCTL_DIR) ? ht_hidden_set_background(file_of(fi)) : -EINVAL);

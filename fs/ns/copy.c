@@ -12,7 +12,6 @@
  * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (ht_ns_slice_next).
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "tiering/api/background.h"
 #include "tiering/base/event.h"
@@ -198,11 +197,13 @@ static void end_member(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx
         ht_ns_inode_set_root(ns, i, &ns->outside);
 }
 
+/* tx NULL: the log has none of them. */
 static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     while (i->names) {
         struct ht_ns_entry *e = i->names;
-        ht_ns_put_entry(tx, HT_REC_NS_ENTRY_DEL, e, 0);
+        if (tx)
+            ht_ns_put_entry(tx, HT_REC_NS_ENTRY_DEL, e, 0);
         ht_ns_dir_remove(ns, e->dir->u.dir, e);
         ht_ns_entry_count(e, -1);
         ht_ns_entry_remove(ns, e);
@@ -410,23 +411,14 @@ static void free_copying(struct ht_ns_copying *c)
     free(c);
 }
 
-static void drop_names(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    while (i && i->names) {
-        struct ht_ns_entry *e = i->names;
-        ht_ns_dir_remove(ns, e->dir->u.dir, e);
-        ht_ns_entry_remove(ns, e);
-        ht_ns_entry_free(ns, e);
-    }
-}
-
 /* The caller frees it without the lock. */
 static struct ht_ns_copying *drop_copy(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_copying *c = ns->copying;
 
     for (size_t n = c->to ? c->from.count : 0; n > 0; n--, ht_ns_slice_next(ns, &c->slice))
-        drop_names(ns, c->to[n - 1]);
+        if (c->to[n - 1])
+            end_names(ns, c->to[n - 1], NULL);
     for (size_t n = 0; c->to && n < c->from.count; n++, ht_ns_slice_next(ns, &c->slice))
         if (c->to[n])
             ht_ns_inode_free(ns, c->to[n]);

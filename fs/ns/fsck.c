@@ -254,9 +254,9 @@ static bool is_victim(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES
 
 bool ht_ns_is_in_lost_found(struct ht_ns *ns, uint64_t ino)
 {
-    ht_rwlock_rdlock(ht_ns_lock(ns));
-    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
     bool is_in_lost_found = i && is_victim(ns, i);
+
     ht_rwlock_unlock(ht_ns_lock(ns));
     return is_in_lost_found;
 }

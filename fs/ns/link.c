@@ -7,7 +7,6 @@
  * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 
 #include <ctype.h>

@@ -6,15 +6,7 @@
  * the hook for inodes that went, end the scope of a root that went, append). Nothing in between waits. After the
  * reservation nothing can fail.
  */
-#include "fs/ns/ns_priv.h"
-
-int64_t ht_ns_now(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
+#include "fs/ns/pending.h"
 
 /* Clang cannot follow a lock that only one result keeps. */
 int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds,

@@ -25,7 +25,6 @@
  * is published without the lock, and long loops release it now and then (ht_ns_slice_next).
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 
 /* ----------------------------------------------------------- single things */

@@ -13,6 +13,7 @@
  * with their own, later records.
  */
 #include "fs/ns/kept.h"
+#include "fs/ns/pending.h"
 #include "fs/ns/acl.h"
 
 #include <linux/limits.h>

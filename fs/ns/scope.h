@@ -2,7 +2,7 @@
 /* scope.h - sets of inodes, and moving their content from one scope of the store into another. */
 #pragma once
 
-#include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 
 /* A set of inodes, each once and HT_NS_MARKED. The transaction keeps them in memory. */
 struct ht_ns_members {

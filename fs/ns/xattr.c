@@ -67,6 +67,12 @@ static int parse_word(const struct word_field *w, const char *text, size_t len)
     return -EINVAL;
 }
 
+bool ht_ns_is_note(const char *name, size_t len)
+{
+    return (len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0) ||
+        (len == sizeof(HT_NS_ARCHIVED) - 1 && memcmp(name, HT_NS_ARCHIVED, len) == 0);
+}
+
 /* Attributes that copies of a tree must not bring along. */
 static bool is_hidden(const char *name)
 {
