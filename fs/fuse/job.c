@@ -564,16 +564,10 @@ void ht_job_stop(struct ht_fuse *f)
     f->jobs.threads = 0;
     ht_mutex_unlock(ht_fuse_job_lock(f));
     HT_UNSHARED(HT_LOCK_JOBS);
-    while (!ht_list_empty(&f->job_free)) {
-        struct ht_job *job = ht_list_entry(f->job_free.next, struct ht_job, link);
-        ht_list_del(&job->link);
+    ht_list_for_each_entry_safe(job, &f->job_free, struct ht_job, link)
         free(job);
-    }
-    while (!ht_list_empty(&f->jobs.lane_free)) {
-        struct ht_job_lane *l = ht_list_entry(f->jobs.lane_free.next, struct ht_job_lane, link);
-        ht_list_del(&l->link);
+    ht_list_for_each_entry_safe(l, &f->jobs.lane_free, struct ht_job_lane, link)
         free(l);
-    }
 }
 
 /* -------------------------------------------------------------------- dump */
@@ -612,7 +606,7 @@ void ht_job_dump(struct ht_fuse *f, struct ht_dump *d)
     ht_dump_put(d, "  %u threads run jobs, %u are idle; %llu jobs are queued or running\n", f->jobs.threads,
                 f->jobs.idle, (unsigned long long)f->jobs.count);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
-        ht_list_for_each(pos, &f->jobs.lane[i])
-            dump_lane(ht_list_entry(pos, struct ht_job_lane, link), d);
+        ht_list_for_each_entry(l, &f->jobs.lane[i], const struct ht_job_lane, link)
+            dump_lane(l, d);
     ht_mutex_unlock(ht_fuse_job_lock(f));
 }

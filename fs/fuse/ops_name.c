@@ -152,12 +152,9 @@ void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
                   unsigned flags)
 {
-    struct ht_ns *ns = ht_fuse_of(req)->ns;
+    struct ht_cred cred = ht_fuse_cred(req);
+    const struct ht_cred *whiteout = flags & RENAME_WHITEOUT ? &cred : NULL;
 
-    if (flags & RENAME_WHITEOUT)
-        ht_reply(req,
-                 ht_ns_rename_whiteout(ns, parent, name, new_parent, new_name, flags & ~(unsigned)RENAME_WHITEOUT,
-                                       ht_fuse_cred(req)));
-    else
-        ht_reply(req, ht_ns_rename(ns, parent, name, new_parent, new_name, flags));
+    flags &= ~(unsigned)RENAME_WHITEOUT;
+    ht_reply(req, ht_ns_rename(ht_fuse_of(req)->ns, parent, name, new_parent, new_name, flags, whiteout));
 }

@@ -226,11 +226,8 @@ void ht_park_finish(struct ht_fuse *f)
         else
             ht_sleep_ns(1000000);
     }
-    while (!ht_list_empty(&f->park_free)) {
-        struct parked *p = ht_list_entry(f->park_free.next, struct parked, link);
-        ht_list_del(&p->link);
+    ht_list_for_each_entry_safe(p, &f->park_free, struct parked, link)
         free(p);
-    }
 }
 
 /* -------------------------------------------------------------------- dump */

@@ -101,7 +101,7 @@ void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root
 /* Deletes the inode if it has no references left. Reserved: 1 shadow. */
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 /* It has another path below its root, or one more name: calls the hook for the files at or below it. */
-void ht_ns_report_renamed(const struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+void ht_ns_report_renamed(struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
 /* ------------------------------- of a model root (publish.c, pending.c, roots.c) */
 
