@@ -197,7 +197,7 @@ static void end_member(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx
         ht_ns_inode_set_root(ns, i, &ns->outside);
 }
 
-/* tx NULL: the log has none of them. */
+/* tx NULL: none is in the log. */
 static void end_names(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     while (i->names) {

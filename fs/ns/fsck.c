@@ -73,6 +73,7 @@ static void check_names(struct checking *c, const struct ht_ns_inode *i) HT_REQU
 {
     uint32_t current = 0;
 
+    /* bounded: HT_LINKS_MAX names */
     for (const struct ht_ns_entry *e = i->names; e; e = e->name_next) {
         check_entry(c, e);
         current += ht_ns_current(e) ? 1 : 0;
