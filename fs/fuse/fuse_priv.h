@@ -48,19 +48,15 @@ struct ht_fuse {
     struct ht_ctl_cache cache;
     struct fuse_session *session;
     char *mountpoint;
-    unsigned major, minor; /* device number of the mount */
-    unsigned threads;
-    bool single_thread; /* one worker, even if a device holds it */
-    bool masks;         /* umasks are applied here, not by the kernel */
+    unsigned major, minor;    /* device number of the mount */
+    struct ht_fuse_opts opts; /* threads is not 0 */
+    bool masks;               /* umasks are applied here, not by the kernel */
     _Atomic bool mounted, ready_reported, exited;
     _Atomic bool ended;         /* the mount ends: no job waits for memory any more */
     _Atomic unsigned notifying; /* threads inside a notification */
     /* Writes of mapped pages: running now, and when the last one began. */
     _Atomic unsigned page_writes;
     _Atomic uint64_t page_write_ns;
-    void (*ready)(void *ctx);
-    void (*ending)(void *ctx);
-    void *callback_ctx;
 
     /* workers.c */
     struct {
@@ -76,7 +72,7 @@ struct ht_fuse {
         };
     } workers;
 
-    /* atime.c */
+    /* touch.c */
     struct ht_mutex atime_lock;    /* a leaf */
     int mounts_fd;                 /* readable after a remount */
     _Atomic uint64_t mounts_asked; /* when, in ticks */
@@ -99,7 +95,6 @@ struct ht_fuse {
         _Atomic bool keeps_closed;
         pthread_t thread;
         pthread_cond_t closed_changed;
-        void (*drop_names)(struct ht_fuse *f, uint64_t ino);
         HT_GUARDED_BY(HT_LOCK_PASSTHROUGH) struct {
             struct ht_list closed; /* a moment ago, the first one first */
             struct ht_list
@@ -166,18 +161,19 @@ void ht_reply(fuse_req_t req, int rc);
 /* To an ioctl whose answer has no bytes. */
 void ht_reply_ioctl(fuse_req_t req, ssize_t rc);
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st);
-/* For a found or made entry, which has taken a lookup count. hidden: of the hidden tree, and looked up each time. */
-void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden);
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
 /* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
 struct ht_open;
-/* True: it is a request about places (HT_IOCTL_PLACES), and is answered, or will be. */
-bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
+/* To HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL. */
+void ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
 void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
+/* With the content's bytes. reader: that of the request's descriptor, or NULL. began_ns: of the request; 0: now. */
+void ht_reply_read(fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, size_t len,
+                   enum ht_traffic_kind kind, uint64_t began_ns);
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 
@@ -203,7 +199,7 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);
 
-/* atime.c: after a read of a file, a directory or a link. read_options: the mount is there. */
+/* touch.c: after a read of a file, a directory or a link. read_options: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
 void ht_atime_read_options(struct ht_fuse *f);
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
@@ -252,7 +248,7 @@ bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes);
 void ht_passthrough_closed_stop(struct ht_fuse *f);
 void ht_passthrough_finish(struct ht_fuse *f); /* when the connection has ended */
 
-/* privilege.c */
+/* touch.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
 /* Does an access list, set by this caller, take the setgid bit away? True if the caller is not in the file's group. */
 bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
@@ -264,14 +260,20 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 /* parked.c: answer a read now, or when the updates of its bytes have been applied. */
 int ht_park_init(struct ht_fuse *f) HT_MUST_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
-/* reader: that of the request's descriptor, or NULL. */
-void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
-                       uint64_t off, size_t len, enum ht_traffic_kind kind);
 /* Answers everything that still waits with an error, and frees the pool. */
 void ht_park_finish(struct ht_fuse *f);
 
 /* job.c: run fn(job) on a job thread; fn replies. */
-struct ht_job_lane;
+struct ht_job_lane {
+    struct ht_list link;  /* in jobs.lane[], or jobs.lane_free */
+    struct ht_list ready; /* in jobs.ready[kind] */
+    struct ht_list queue; /* jobs */
+    enum ht_lane_kind kind;
+    uint64_t key;
+    unsigned running;
+    size_t bytes; /* copied for its jobs */
+};
+
 struct ht_job {
     struct ht_list link;
     struct ht_job_lane *lane;   /* while it is running, until it leaves */
@@ -295,6 +297,17 @@ struct ht_job {
     uint64_t key; /* of its lane */
     _Atomic bool interrupted;
 };
+/* The place of a lane in jobs.lane[]. */
+static inline unsigned ht_job_bucket(enum ht_lane_kind kind, uint64_t key)
+{
+    return (unsigned)((key * HT_LANES + kind) % HT_LANE_BUCKETS);
+}
+
+/* How many of its jobs may run. */
+unsigned ht_job_lane_limit(const struct ht_job_lane *l);
+
+/* Asserts the invariants of job.c (tiering/base/verify.h). */
+void ht_job_verify(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS);
 int ht_job_start(struct ht_fuse *f) HT_MUST_CHECK;
 /* A zeroed job with req set, which may be NULL; NULL: no memory, and req was answered with that error. */
 struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job));
@@ -310,6 +323,14 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
  * job about ino waits for. False: no memory, and req was answered.
  */
 bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
+/*
+ * Is a write of len bytes to wait in this lane? If much waits there already only the first bytes (*len is how many),
+ * or, if it cannot be cut, none.
+ */
+bool ht_job_takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const struct fuse_file_info *fi,
+                  size_t *len);
+/* As ht_job_run, for a write of these. One that cannot be cut gets -ENOMEM. */
+bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like, const struct fuse_file_info *fi);
 /*
  * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
  * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.
@@ -332,12 +353,6 @@ bool ht_job_leave_lane(struct ht_fuse *f) HT_MUST_CHECK;
 uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino);
 /* Is an update of these bytes pending, so that a writer has to wait? */
 bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint64_t len);
-/*
- * As ht_job_data, for a write that will wait in this lane. If much waits there already only the first bytes are taken
- * (job->size); a write that cannot be cut gets -ENOMEM.
- */
-bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
-                  const struct fuse_file_info *fi);
 /* Runs all queued jobs to their end and stops the threads. */
 void ht_job_stop(struct ht_fuse *f);
 /* Appends lanes and the requests in their queues, and parked reads. */

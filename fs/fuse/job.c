@@ -51,7 +51,7 @@
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
-#include "fs/fuse/job_priv.h"
+#include "fs/fuse/fuse_priv.h"
 
 #include "tiering/base/dump.h"
 #include "tiering/base/verify.h"
@@ -305,20 +305,31 @@ static struct ht_job *take_free(struct ht_fuse *f)
     return job ? job : malloc(sizeof(*job));
 }
 
-struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job))
+/* NULL: no memory, and its request was answered. */
+static struct ht_job *make_job(const struct ht_job *like)
 {
+    struct ht_fuse *f = like->fuse;
     struct ht_job *job = take_free(f);
 
     if (!job) {
-        if (req)
-            ht_reply(req, -ENOMEM);
+        if (like->req)
+            ht_reply(like->req, -ENOMEM);
         return NULL;
     }
     ht_mutex_lock(ht_fuse_job_lock(f)); /* an interrupt of its last request may look at it */
-    *job = (struct ht_job){.fn = fn, .fuse = f, .req = req, .request = ht_activity_request()};
+    *job = *like;
+    job->request = ht_activity_request();
+    job->data = NULL;
     ht_list_init(&job->link);
     ht_mutex_unlock(ht_fuse_job_lock(f));
     return job;
+}
+
+struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job))
+{
+    const struct ht_job like = {.fn = fn, .fuse = f, .req = req};
+
+    return make_job(&like);
 }
 
 static void refuse_job(struct ht_job *job)
@@ -425,33 +436,6 @@ void ht_job_replay_begins(void *ctx, uint64_t root)
     }
 }
 
-static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
-{
-    ht_mutex_lock(ht_fuse_job_lock(f));
-    const struct ht_job_lane *l = find_lane(f, kind, key);
-    size_t bytes = l ? l->bytes : 0;
-    ht_mutex_unlock(ht_fuse_job_lock(f));
-    return bytes;
-}
-
-/*
- * If an asynchronous direct write is cut, the kernel returns EIO for it, and the request does not say whether it is
- * one. Pages of a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND such requests in flight.
- */
-bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
-                  const struct fuse_file_info *fi)
-{
-    size_t waiting = bytes_waiting(job->fuse, kind, key);
-
-    if (!fi->writepage && (fi->flags & O_DIRECT) && waiting + len > REFUSE_BYTES) {
-        refuse_job(job);
-        return false;
-    }
-    if (!fi->writepage && !(fi->flags & O_DIRECT) && waiting + len > SHORT_BYTES)
-        len = ht_min_u64(len, PIECE_BYTES);
-    return ht_job_data(job, buf, len);
-}
-
 uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino)
 {
     struct ht_ns_tensor t;
@@ -506,18 +490,38 @@ bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
         like->fn(like);
         return true;
     }
-    struct ht_job *job = ht_job_new(f, req, like->fn);
+    struct ht_job *job = make_job(like);
     if (!job || (like->data && !ht_job_data(job, like->data, like->size)))
         return false;
-    job->ino = like->ino;
-    job->off = like->off;
-    job->size = like->size;
-    job->file = like->file;
-    job->open = like->open;
-    job->dir = like->dir;
-    job->flags = like->flags;
-    job->may_end = like->may_end;
     return ht_job_submit(job, kind, like->key ? like->key : ht_job_key(f, like->ino));
+}
+
+/*
+ * If an asynchronous direct write is cut, the kernel returns EIO for it, and the request does not say whether it is
+ * one. Pages of a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND such requests in flight.
+ */
+bool ht_job_takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const struct fuse_file_info *fi, size_t *len)
+{
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    const struct ht_job_lane *l = find_lane(f, kind, key);
+    size_t waiting = l ? l->bytes : 0;
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    if (!fi->writepage && (fi->flags & O_DIRECT))
+        return waiting + *len <= REFUSE_BYTES;
+    if (!fi->writepage && waiting + *len > SHORT_BYTES)
+        *len = ht_min_u64(*len, PIECE_BYTES);
+    return true;
+}
+
+bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like, const struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    uint64_t key = like->key ? like->key : ht_job_key(f, like->ino);
+
+    if (ht_job_takes(f, kind, key, fi, &like->size))
+        return ht_job_run(req, kind, like);
+    ht_reply(req, -ENOMEM);
+    return false;
 }
 
 static bool is_queued(struct ht_fuse *f, const struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
@@ -560,16 +564,10 @@ void ht_job_stop(struct ht_fuse *f)
     f->jobs.threads = 0;
     ht_mutex_unlock(ht_fuse_job_lock(f));
     HT_UNSHARED(HT_LOCK_JOBS);
-    while (!ht_list_empty(&f->job_free)) {
-        struct ht_job *job = ht_list_entry(f->job_free.next, struct ht_job, link);
-        ht_list_del(&job->link);
+    ht_list_for_each_entry_safe(job, &f->job_free, struct ht_job, link)
         free(job);
-    }
-    while (!ht_list_empty(&f->jobs.lane_free)) {
-        struct ht_job_lane *l = ht_list_entry(f->jobs.lane_free.next, struct ht_job_lane, link);
-        ht_list_del(&l->link);
+    ht_list_for_each_entry_safe(l, &f->jobs.lane_free, struct ht_job_lane, link)
         free(l);
-    }
 }
 
 /* -------------------------------------------------------------------- dump */
@@ -608,7 +606,7 @@ void ht_job_dump(struct ht_fuse *f, struct ht_dump *d)
     ht_dump_put(d, "  %u threads run jobs, %u are idle; %llu jobs are queued or running\n", f->jobs.threads,
                 f->jobs.idle, (unsigned long long)f->jobs.count);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
-        ht_list_for_each(pos, &f->jobs.lane[i])
-            dump_lane(ht_list_entry(pos, struct ht_job_lane, link), d);
+        ht_list_for_each_entry(l, &f->jobs.lane[i], const struct ht_job_lane, link)
+            dump_lane(l, d);
     ht_mutex_unlock(ht_fuse_job_lock(f));
 }

@@ -240,7 +240,7 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 static void job_read_background(struct ht_job *job)
 {
     ht_background_reads(true);
-    ht_read_and_reply(job->fuse, job->req, job->open->obj, NULL, job->off, job->size, traffic_of(job->fuse, job->open));
+    ht_reply_read(job->req, job->open->obj, NULL, job->off, job->size, traffic_of(job->fuse, job->open), 0);
     ht_background_reads(false);
     job->fuse->reads_behind--;
 }
@@ -268,8 +268,7 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     if (root_of(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
-        ht_read_and_reply(f, req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size,
-                          HT_TRAFFIC_OTHER);
+        ht_reply_read(req, o->obj, ht_open_reader(o, (uint64_t)off, size), (uint64_t)off, size, HT_TRAFFIC_OTHER, 0);
 }
 
 /*
@@ -398,14 +397,15 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
 
     refresh(f, o);
     if (!fi->writepage && o->root && ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL) == -EAGAIN) {
-        struct ht_job *job = ht_job_new(f, req, job_write);
-        if (!job || !ht_job_bytes(job, HT_LANE_UPDATE, o->root, buf, size, fi))
-            return;
-        job->open = o;
-        job->off = (uint64_t)off;
-        job->flags = fi->flags;
-        job->may_end = true;
-        ht_job_submit(job, HT_LANE_UPDATE, o->root);
+        struct ht_job job = {.fn = job_write,
+                             .open = o,
+                             .off = (uint64_t)off,
+                             .data = buf,
+                             .size = size,
+                             .flags = fi->flags,
+                             .key = o->root,
+                             .may_end = true};
+        ht_job_write(req, HT_LANE_UPDATE, &job, fi);
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();

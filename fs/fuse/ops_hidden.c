@@ -209,16 +209,15 @@ static void write_param(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
 {
     struct ht_fuse *f = ht_fuse_of(req);
     bool waits = may_wait_for_pages(f);
-    enum ht_lane_kind lane = waits ? HT_LANE_PAGES : HT_LANE_UPDATE;
-    uint64_t key = waits ? ino : ht_hidden_root(f->ctl, ino);
-    struct ht_job *job = ht_job_new(f, req, waits ? job_drop_and_write : job_write_then_drop);
-    bool submitted = false;
+    struct ht_job job = {.fn = waits ? job_drop_and_write : job_write_then_drop,
+                         .ino = ino,
+                         .file = file_of(fi),
+                         .off = (uint64_t)off,
+                         .data = buf,
+                         .size = size,
+                         .key = waits ? ino : 0};
+    bool submitted = ht_job_write(req, waits ? HT_LANE_PAGES : HT_LANE_UPDATE, &job, fi);
 
-    if (job && ht_job_bytes(job, lane, key, buf, size, fi)) {
-        job->file = file_of(fi);
-        job->off = (uint64_t)off;
-        submitted = ht_job_submit(job, lane, key);
-    }
     f->page_waits -= waits && !submitted;
 }
 
@@ -236,18 +235,15 @@ static void job_write(struct ht_job *job)
 static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, const char *buf, size_t size, off_t off,
                         struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t root = ht_hidden_root(f->ctl, ino);
-    struct ht_job *job = ht_job_new(f, req, job_write);
+    struct ht_job job = {.fn = job_write,
+                         .ino = ino,
+                         .file = file_of(fi),
+                         .off = (uint64_t)off,
+                         .data = buf,
+                         .size = size,
+                         .may_end = true};
 
-    if (!job)
-        return;
-    if (!ht_job_bytes(job, lane, root, buf, size, fi))
-        return;
-    job->file = file_of(fi);
-    job->off = (uint64_t)off;
-    job->may_end = true;
-    ht_job_submit(job, lane, root);
+    ht_job_write(req, lane, &job, fi);
 }
 
 void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
@@ -318,9 +314,9 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
 void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
                         unsigned flags, const void *in, size_t in_len, size_t out_cap)
 {
-    if (ht_places_run(req, ino, cmd, in, in_len, out_cap))
-        return;
-    if (cmd == HT_IOCTL_SAME)
+    if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
+        ht_places_run(req, ino, cmd, in, in_len, out_cap);
+    else if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, NULL, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
         ht_reply_ioctl(req, fi && !(flags & FUSE_IOCTL_DIR) ? ht_hidden_set_background(file_of(fi)) : -EINVAL);

@@ -68,19 +68,16 @@ static void job_places(struct ht_job *job)
         fuse_reply_ioctl(job->req, 0, job->flags ? &places : NULL, job->flags ? sizeof(places) : 0);
 }
 
-bool ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap)
+void ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap)
 {
     bool tells = cmd == HT_IOCTL_PLACES_TELL;
     struct ht_job job = {
         .fn = job_places, .ino = ino, .data = in, .size = sizeof(struct ht_ioctl_places), .flags = tells};
 
-    if (!tells && cmd != HT_IOCTL_PLACES)
-        return false;
     if (in_len < job.size || (tells && out_cap < job.size))
         fuse_reply_err(req, EINVAL);
     else
         ht_job_run(req, HT_LANE_GRADIENT, &job);
-    return true;
 }
 
 void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
@@ -90,9 +87,9 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     static const uint32_t zero;
     struct ht_open *open = fi && !(flags & FUSE_IOCTL_DIR) ? (struct ht_open *)(uintptr_t)fi->fh : NULL;
 
-    if (ht_places_run(req, ino, cmd, in, in_len, out_cap))
-        return;
-    if (cmd == HT_IOCTL_SAME)
+    if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
+        ht_places_run(req, ino, cmd, in, in_len, out_cap);
+    else if (cmd == HT_IOCTL_SAME)
         ht_reply_same(req, ino, open, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
         reply_background(req, ino, open);

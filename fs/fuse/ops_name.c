@@ -2,6 +2,28 @@
 /* ops_name.c - operations on names. Permissions were checked by the kernel (default_permissions). */
 #include "fs/fuse/fuse_priv.h"
 
+/* For a found or made entry, which has taken a lookup count. hidden: of the hidden tree, and looked up each time. */
+static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct fuse_entry_param e;
+
+    if (rc) {
+        ht_reply(req, rc);
+        return;
+    }
+    ht_fuse_entry_of(st, &e);
+    if (hidden)
+        e.entry_timeout = 0;
+    if (fuse_reply_entry(req, &e)) {
+        /* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
+        if (ht_hidden_match(st->st_ino))
+            ht_passthrough_hidden_not_looked_up(f, st->st_ino);
+        else
+            ht_ns_forget(f->ns, st->st_ino, 1);
+    }
+}
+
 /* The kernel may believe that a name is missing as long as it may believe one that is there. */
 static void reply_missing(fuse_req_t req)
 {
@@ -26,7 +48,7 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (rc == -ENOENT)
         reply_missing(req);
     else
-        ht_reply_entry(req, rc, &st, false);
+        reply_entry(req, rc, &st, false);
 }
 
 /* Handles into the hidden tree end when the kernel forgets the inode. */
@@ -41,7 +63,7 @@ void ht_hidden_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         ht_hidden_missed(f->ctl, parent, name, &caller);
     if (rc == 0 && ht_hidden_match(st.st_ino))
         ht_passthrough_hidden_looked_up(f, st.st_ino, parent, name);
-    ht_reply_entry(req, rc, &st, true);
+    reply_entry(req, rc, &st, true);
 }
 
 void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n)
@@ -54,21 +76,21 @@ void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mod
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, ht_fuse_cred(req), &st), &st, false);
+    reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, ht_fuse_cred(req), &st), &st, false);
+    reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, ht_fuse_cred(req), &st), &st, false);
+    reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, ht_fuse_cred(req), &st), &st, false);
 }
 
 void ht_op_readlink(fuse_req_t req, fuse_ino_t ino)
@@ -90,7 +112,7 @@ void ht_op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *n
 {
     struct stat st;
 
-    ht_reply_entry(req, ht_ns_link(ht_fuse_of(req)->ns, ino, parent, name, &st), &st, false);
+    reply_entry(req, ht_ns_link(ht_fuse_of(req)->ns, ino, parent, name, &st), &st, false);
 }
 
 void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -130,12 +152,9 @@ void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
                   unsigned flags)
 {
-    struct ht_ns *ns = ht_fuse_of(req)->ns;
+    struct ht_cred cred = ht_fuse_cred(req);
+    const struct ht_cred *whiteout = flags & RENAME_WHITEOUT ? &cred : NULL;
 
-    if (flags & RENAME_WHITEOUT)
-        ht_reply(req,
-                 ht_ns_rename_whiteout(ns, parent, name, new_parent, new_name, flags & ~(unsigned)RENAME_WHITEOUT,
-                                       ht_fuse_cred(req)));
-    else
-        ht_reply(req, ht_ns_rename(ns, parent, name, new_parent, new_name, flags));
+    flags &= ~(unsigned)RENAME_WHITEOUT;
+    ht_reply(req, ht_ns_rename(ht_fuse_of(req)->ns, parent, name, new_parent, new_name, flags, whiteout));
 }

@@ -83,45 +83,6 @@ int ht_park_init(struct ht_fuse *f)
     return 0;
 }
 
-struct reading {
-    struct ht_fuse *fuse;
-    fuse_req_t req;
-    uint64_t oid, off;
-    enum ht_traffic_kind kind;
-    struct ht_trace_mark mark;
-};
-
-/* Copies the bytes from the image to the kernel's pages, and waits for nothing. */
-static void reply_bytes(void *ctx, const void *bytes, size_t len)
-{
-    struct reading *r = ctx;
-
-    ht_count_read(r->fuse, r->kind, (ssize_t)len);
-    ht_trace_end(ht_store_trace(r->fuse->store), &r->mark, HT_TRACE_READ, r->oid, r->off, len);
-    fuse_reply_buf(r->req, bytes, len);
-}
-
-static void read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
-                           uint64_t off, size_t len, enum ht_traffic_kind kind, struct ht_trace_mark mark)
-{
-    struct reading r = {f, req, ht_obj_id(obj), off, kind, mark};
-    char *buf = ht_fuse_buffer();
-    ssize_t n = -ENOMEM;
-
-    if (buf)
-        n = ht_obj_read_in_place(obj, reader, off, buf, ht_min_u64(len, HT_FUSE_IO_BYTES), reply_bytes, &r);
-    if (n < 0) {
-        ht_count_read(f, kind, n);
-        ht_reply(req, (int)n);
-    }
-}
-
-void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
-                       uint64_t off, size_t len, enum ht_traffic_kind kind)
-{
-    read_and_reply(f, req, obj, reader, off, len, kind, ht_trace_begin());
-}
-
 static fuse_req_t claim_request(struct parked *p)
 {
     fuse_req_t req;
@@ -142,7 +103,7 @@ static void wake_parked(struct ht_waiter *w)
     if (req && ht_optim_readable(p->fuse->optim, ht_obj_id(p->obj), p->off, p->len, NULL) == -EIO)
         ht_reply(req, -EIO);
     else if (req)
-        read_and_reply(p->fuse, req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM, ht_trace_begin_at(p->began_ns));
+        ht_reply_read(req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM, p->began_ns);
     put_free(p);
 }
 
@@ -194,7 +155,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     int rc = ht_optim_readable(f->optim, o->ino, off, len, NULL);
 
     if (!rc)
-        ht_read_and_reply(f, req, o->obj, ht_open_reader(o, off, len), off, len, HT_TRAFFIC_PARAM);
+        ht_reply_read(req, o->obj, ht_open_reader(o, off, len), off, len, HT_TRAFFIC_PARAM, 0);
     else if (rc != -EAGAIN)
         ht_reply(req, rc);
     if (rc != -EAGAIN)
@@ -224,7 +185,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     if (rc)
         ht_reply(req, rc);
     else
-        ht_read_and_reply(f, req, p->obj, NULL, off, len, HT_TRAFFIC_PARAM);
+        ht_reply_read(req, p->obj, NULL, off, len, HT_TRAFFIC_PARAM, 0);
     put_free(p);
 }
 
@@ -265,11 +226,8 @@ void ht_park_finish(struct ht_fuse *f)
         else
             ht_sleep_ns(1000000);
     }
-    while (!ht_list_empty(&f->park_free)) {
-        struct parked *p = ht_list_entry(f->park_free.next, struct parked, link);
-        ht_list_del(&p->link);
+    ht_list_for_each_entry_safe(p, &f->park_free, struct parked, link)
         free(p);
-    }
 }
 
 /* -------------------------------------------------------------------- dump */

@@ -15,15 +15,120 @@
  * If anything prevents this, the file is opened in the ordinary way, and that is counted. Reasons are no privilege, an
  * old kernel, the share of memory used up, or bytes that cannot be read.
  *
- * passthrough_table.c has the table, and its lock.
+ * Lock: passthrough.lock, a leaf. An entry of the table that is busy belongs to one thread, which may wait for I/O;
+ * other openers of the same file wait for it.
  */
-#include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
 #include <linux/capability.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+
+/* ------------------------------------------------------------------- which */
+
+/*
+ * Passthrough is worth it for content that is read whole in every step, and for files that their owner wants in memory.
+ * Where the DRAM tier lends the memory, others may have no use for it, and rely on reads that wait for updates: so the
+ * opener asks. An inode has one mode while it is open, so a file that is open in the ordinary way stays ordinary. An
+ * open with O_DIRECT wants a device's bytes in a buffer of its own, and nothing kept in memory.
+ */
+bool ht_passthrough_wanted(const struct ht_passthrough_case *c)
+{
+    return (c->asked || (!c->lent && (c->parameter || c->pinned))) && c->bytes && !c->direct && !c->opens && !c->frozen;
+}
+
+bool ht_passthrough_may_store(int flags)
+{
+    return (flags & O_ACCMODE) == O_RDWR;
+}
+
+bool ht_passthrough_may_resize(bool stores, uint64_t from_bytes, uint64_t to_bytes)
+{
+    return !stores || to_bytes >= from_bytes;
+}
+
+/* ------------------------------------------------------------------- table */
+
+static struct ht_list *bucket(struct ht_fuse *f, uint64_t ino)
+{
+    return &f->passthrough.files[ino * 0x9e3779b97f4a7c15ull >> 56];
+}
+static_assert(HT_PASSTHROUGH_BUCKETS == 256, "eight bits");
+
+struct ht_passthrough_file *ht_passthrough_file_find(struct ht_fuse *f, uint64_t ino)
+{
+    ht_list_for_each_entry(e, bucket(f, ino), struct ht_passthrough_file, link)
+        if (e->ino == ino)
+            return e;
+    return NULL;
+}
+
+struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
+
+    if (e)
+        return e;
+    e = calloc(1, sizeof(*e));
+    if (!e)
+        return NULL;
+    e->ino = ino;
+    ht_list_init(&e->closed_link);
+    ht_list_add_tail(bucket(f, ino), &e->link);
+    return e;
+}
+
+struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino, unsigned more)
+{
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    struct ht_passthrough_file *e = ht_passthrough_file_get(f, ino);
+    if (e) {
+        e->waiting++;
+        while (e->busy)
+            ht_cond_wait(&f->passthrough.idle, ht_fuse_passthrough_lock(f));
+        e->waiting--;
+        e->busy = true;
+        e->others = e->opens;
+        e->opens += more;
+        if (more)
+            ht_list_del(&e->closed_link);
+    }
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    return e;
+}
+
+void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
+{
+    if (e->opens || e->waiting || e->lookups || e->busy || e->active)
+        return;
+    ht_list_del(&e->link);
+    free(e->name);
+    free(e);
+}
+
+/* No other FORGET follows. */
+static void forget_file(struct ht_fuse *f, struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH)
+{
+    bool closed = e->active && !e->opens;
+
+    e->forgotten = false;
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    if (closed && !ht_ns_known(f->ns, e->ino))
+        ht_passthrough_file_deactivate(f, e);
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+}
+
+void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e)
+{
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    while (e->forgotten)
+        forget_file(f, e);
+    e->busy = false;
+    pthread_cond_broadcast(&f->passthrough.idle);
+    ht_passthrough_file_free_if_unused(e);
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+}
 
 /* -------------------------------------------------------------------- open */
 
@@ -222,7 +327,6 @@ bool ht_passthrough_has(struct ht_fuse *f, uint64_t ino)
 
 /* ------------------------------------------------------------ close, forget */
 
-/* The kernel forgets an unused inode when it has no name for it. */
 static void job_drop_names(struct ht_job *job)
 {
     struct ht_ctl_cache *cache = &job->fuse->cache;
@@ -243,7 +347,7 @@ static void submit_drop(struct ht_fuse *f, uint64_t ino, void (*drop)(struct ht_
     ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
 }
 
-static void drop_names(struct ht_fuse *f, uint64_t ino)
+void ht_passthrough_drop_names(struct ht_fuse *f, uint64_t ino)
 {
     if (f->mounted)
         submit_drop(f, ino, job_drop_names);
@@ -395,7 +499,7 @@ void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
         return;
     }
     conn->max_backing_stack_depth = 0; /* memory is on no other file system, and the mount may be a layer of one */
-    ht_passthrough_closed_start(f, drop_names);
+    ht_passthrough_closed_start(f);
 }
 
 void ht_passthrough_finish(struct ht_fuse *f)

@@ -149,7 +149,7 @@ static bool end_taken(struct ht_fuse *f, struct ht_passthrough_file *e)
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     ht_passthrough_file_leave(f, e);
     if (!done)
-        f->passthrough.drop_names(f, ino);
+        ht_passthrough_drop_names(f, ino);
     return done;
 }
 
@@ -245,16 +245,15 @@ static void *run(void *arg)
         if (e)
             (void)end_taken(f, e);
         else
-            f->passthrough.drop_names(f, ino);
+            ht_passthrough_drop_names(f, ino);
         ht_mutex_lock(ht_fuse_passthrough_lock(f));
     }
     ht_mutex_unlock(ht_fuse_passthrough_lock(f));
     return NULL;
 }
 
-void ht_passthrough_closed_start(struct ht_fuse *f, void (*drop_names)(struct ht_fuse *f, uint64_t ino))
+void ht_passthrough_closed_start(struct ht_fuse *f)
 {
-    f->passthrough.drop_names = drop_names;
     f->passthrough.keeps_closed = knows_users() && pthread_create(&f->passthrough.thread, NULL, run, f) == 0;
 }
 

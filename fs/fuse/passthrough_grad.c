@@ -11,7 +11,6 @@
  * If the gradient is open in the ordinary way already, or memory is missing, the opener gets pages that the kernel
  * writes.
  */
-#include "fs/fuse/passthrough_policy.h"
 #include "fs/fuse/passthrough_priv.h"
 
 static bool concerns(const struct ht_fuse *f, uint64_t ino)

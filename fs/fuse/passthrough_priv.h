@@ -1,11 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * passthrough_priv.h - the table (passthrough_table.c) that passthrough files (passthrough.c, passthrough_closed.c) and
- * passthrough gradients (passthrough_grad.c) share.
+ * passthrough_priv.h - what passthrough files (passthrough.c, passthrough_closed.c) and passthrough gradients
+ * (passthrough_grad.c) share: which opens are passed through, and the table.
  */
 #pragma once
 
 #include "fs/fuse/fuse_priv.h"
+
+/* ------------------------------------------------------------------- which */
+
+struct ht_passthrough_case {
+    bool parameter; /* of a model root */
+    bool pinned;    /* pin=dram */
+    bool direct;    /* opened with O_DIRECT */
+    bool asked;     /* by its opener, or by the file's attribute */
+    bool lent;      /* the memory is, so that only those that ask get it */
+    bool frozen;    /* of a kept step */
+    uint64_t bytes; /* of the file */
+    unsigned opens; /* others that are open, and not passed through */
+};
+
+/* Does this file, which is ordinary so far, become a passthrough file with this open? */
+bool ht_passthrough_wanted(const struct ht_passthrough_case *c);
+/* May an opener with these flags change pages without a call? Only a shared, writable mapping does: it needs both. */
+bool ht_passthrough_may_store(int flags);
+/*
+ * May a passthrough file get another size? A device or the kernel may have pinned pages of a mapping for its transfers.
+ * Pages that are cut off leave the file, and the pin keeps them: what is transferred to them reaches nobody. stores: a
+ * program has it open for reading and writing, or had and may still map it.
+ */
+bool ht_passthrough_may_resize(bool stores, uint64_t from_bytes, uint64_t to_bytes);
+
+/* ------------------------------------------------------------------- table */
 
 /*
  * An inode with open files, or an active one. Guarded by passthrough.lock; while it is busy it belongs to one thread,
@@ -45,6 +71,8 @@ int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, str
                               bool stores) HT_MUST_CHECK;
 /* Active, and nobody has it: it is ordinary from now on. The caller owns the entry. */
 void ht_passthrough_file_deactivate(struct ht_fuse *f, struct ht_passthrough_file *e);
+/* Drops all names of the inode from the kernel's cache: it forgets an unused inode when it has no name for it. */
+void ht_passthrough_drop_names(struct ht_fuse *f, uint64_t ino);
 /*
  * Counts one open less; the last one runs job, which drops the inode's names from the kernel's cache. stays: not before
  * a moment is over, if the kernel can be asked who has the memory.
@@ -57,10 +85,10 @@ void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
 #define HT_PASSTHROUGH_CLOSED_NS UINT64_C(1000000000)
 
 /*
- * Starts the thread that calls drop_names when the moment is over. Without it, and where the kernel does not say who
- * has the memory, no file is kept.
+ * Starts the thread that drops names when the moment is over. Without it, and where the kernel does not say who has the
+ * memory, no file is kept.
  */
-void ht_passthrough_closed_start(struct ht_fuse *f, void (*drop_names)(struct ht_fuse *f, uint64_t ino));
+void ht_passthrough_closed_start(struct ht_fuse *f);
 void ht_passthrough_closed_add(struct ht_fuse *f, struct ht_passthrough_file *e) HT_REQUIRES(HT_LOCK_PASSTHROUGH);
 /*
  * Makes one such file ordinary: that which was closed first, and, if user is given, was opened by that user. False:

@@ -66,27 +66,6 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
     };
 }
 
-void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidden)
-{
-    struct ht_fuse *f = ht_fuse_of(req);
-    struct fuse_entry_param e;
-
-    if (rc) {
-        ht_reply(req, rc);
-        return;
-    }
-    ht_fuse_entry_of(st, &e);
-    if (hidden)
-        e.entry_timeout = 0;
-    if (fuse_reply_entry(req, &e)) {
-        /* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
-        if (ht_hidden_match(st->st_ino))
-            ht_passthrough_hidden_not_looked_up(f, st->st_ino);
-        else
-            ht_ns_forget(f->ns, st->st_ino, 1);
-    }
-}
-
 static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)
 {
     int n = fuse_req_getgroups(ctx, (int)cap, gids);
@@ -162,4 +141,41 @@ char *ht_fuse_buffer(void)
     }
     buffer = p;
     return buffer;
+}
+
+/* -------------------------------------------------------------------- read */
+
+struct reading {
+    struct ht_fuse *fuse;
+    fuse_req_t req;
+    uint64_t oid, off;
+    enum ht_traffic_kind kind;
+    struct ht_trace_mark mark;
+};
+
+/* Copies the bytes from the image to the kernel's pages, and waits for nothing. */
+static void reply_bytes(void *ctx, const void *bytes, size_t len)
+{
+    struct reading *r = ctx;
+
+    ht_count_read(r->fuse, r->kind, (ssize_t)len);
+    ht_trace_end(ht_store_trace(r->fuse->store), &r->mark, HT_TRACE_READ, r->oid, r->off, len);
+    fuse_reply_buf(r->req, bytes, len);
+}
+
+void ht_reply_read(fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, size_t len,
+                   enum ht_traffic_kind kind, uint64_t began_ns)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct reading r = {.fuse = f, .req = req, .oid = ht_obj_id(obj), .off = off, .kind = kind};
+    char *buf = ht_fuse_buffer();
+    ssize_t n = -ENOMEM;
+
+    r.mark = began_ns ? ht_trace_begin_at(began_ns) : ht_trace_begin();
+    if (buf)
+        n = ht_obj_read_in_place(obj, reader, off, buf, ht_min_u64(len, HT_FUSE_IO_BYTES), reply_bytes, &r);
+    if (n < 0) {
+        ht_count_read(f, kind, n);
+        ht_reply(req, (int)n);
+    }
 }

@@ -52,8 +52,8 @@ void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)
     fuse_unset_feature_flag(conn, FUSE_CAP_WRITEBACK_CACHE);
     fuse_unset_feature_flag(conn, FUSE_CAP_AUTO_INVAL_DATA);
     /*
-     * Setuid bits and capabilities end with a write here (privilege.c): left to the kernel,
-     * every write would begin with a getxattr.
+     * Setuid bits and capabilities end with a write here (touch.c): left to the kernel, every write would begin with
+     * a getxattr.
      */
     fuse_unset_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV);
     fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
@@ -181,10 +181,10 @@ static unsigned default_threads(void)
     return (unsigned)ht_min_u64(THREADS_MAX, ht_max_u64(THREADS_MIN, (uint64_t)(cpus > 0 ? cpus : 1) * 2));
 }
 
-static int make_session(struct ht_fuse *f, const struct ht_fuse_opts *opts)
+static int make_session(struct ht_fuse *f)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    int rc = add_args(&args, opts);
+    int rc = add_args(&args, &f->opts);
 
     fuse_set_log_func(to_log);
     if (rc == 0) {
@@ -215,11 +215,8 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
                                      .bring = ht_passthrough_prefetch,
                                      .rest = ht_passthrough_rest,
                                      .replay_begins = ht_job_replay_begins};
-    f->single_thread = opts->single_thread;
-    f->threads = opts->threads ? opts->threads : default_threads();
-    f->ready = opts->ready;
-    f->ending = opts->ending;
-    f->callback_ctx = opts->ctx;
+    f->opts = *opts;
+    f->opts.threads = opts->threads ? opts->threads : default_threads();
     ht_mutex_init(&f->open_lock, HT_LOCK_OPENS);
     ht_list_init(&f->opens);
     ht_list_init(&f->open_dirs);
@@ -232,7 +229,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     if (rc == 0)
         rc = ht_job_start(f);
     if (rc == 0)
-        rc = make_session(f, opts);
+        rc = make_session(f);
     if (rc) {
         ht_fuse_finish(f);
         ht_fuse_free(f);

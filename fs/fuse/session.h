@@ -15,7 +15,7 @@ struct ht_fuse_opts {
     const char *source;        /* the device in the output of mount(8) and df */
     const char *mount_options; /* more for libfuse and the kernel, separated by commas; may be empty */
     bool allow_other;
-    bool single_thread; /* one worker */
+    bool single_thread; /* one worker, even if a device holds it */
     bool debug;         /* log every request on stderr */
     unsigned threads;   /* workers; 0: by the number of CPUs */
     /* The mount answers from now on; called once, by a worker. */

@@ -42,7 +42,7 @@ struct worker {
 
 static unsigned most(const struct ht_fuse *f)
 {
-    return f->single_thread ? 1 : f->threads + HT_WORKERS_ADDED_MAX;
+    return f->opts.single_thread ? 1 : f->opts.threads + HT_WORKERS_ADDED_MAX;
 }
 
 /* ------------------------------------------------------------------- a worker */
@@ -109,7 +109,7 @@ void ht_workers_wake(struct ht_fuse *f)
 static void report_ready(struct ht_fuse *f)
 {
     if (!f->ready_reported && !fuse_session_exited(f->session) && !atomic_exchange(&f->ready_reported, true))
-        f->ready(f->callback_ctx);
+        f->opts.ready(f->opts.ctx);
 }
 
 /* Never inlined: its variables must not be on the stack of a worker that is cancelled (see receive). */
@@ -260,7 +260,7 @@ static unsigned count_held(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 
 static void report_full(struct ht_fuse *f, unsigned held) HT_REQUIRES(HT_LOCK_WORKERS)
 {
-    bool full = held >= most(f) && !f->single_thread;
+    bool full = held >= most(f) && !f->opts.single_thread;
 
     if (full && !f->workers.told_full)
         ht_warn("all %u threads that take requests have been held for longer than a second, as by a device that does "
@@ -272,7 +272,7 @@ static void report_full(struct ht_fuse *f, unsigned held) HT_REQUIRES(HT_LOCK_WO
 /* Adjusts the number of workers. Returns when to check again; 0: when called. */
 static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 {
-    unsigned held = count_held(f), want = f->threads + held, count;
+    unsigned held = count_held(f), want = f->opts.threads + held, count;
 
     /* Frees the places of ended workers. */
     for (unsigned i = 0; i < most(f); i++) {
@@ -282,7 +282,7 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
     }
     report_full(f, held);
     if (held >= f->workers.count)
-        want = f->threads + 2 * held;
+        want = f->opts.threads + 2 * held;
     want = (unsigned)ht_min_u64(want, most(f));
     (void)grow(f, want);
     count = f->workers.count;
@@ -298,8 +298,8 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 /* Releases the lock while the thread waits. */
 static void end_all(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 {
-    if (f->ending)
-        f->ending(f->callback_ctx);
+    if (f->opts.ending)
+        f->opts.ending(f->opts.ctx);
     for (unsigned i = 0; i < most(f); i++)
         if (f->workers.worker[i].state == WORKER_RUNS)
             pthread_cancel(f->workers.worker[i].thread);

@@ -2,10 +2,9 @@
 /*
  * content.c - the object that holds the content of a regular file, and what the file's attributes say of it: how long
  * it stays in memory, and whether it may be compressed. A model root says whether its content goes to devices of each
- * class. Content may be compressed with the attribute compress=auto, and without the
- * attribute where the mount says so. A new file or directory gets the attribute of its directory.
+ * class. Content may be compressed with the attribute compress=auto, and without the attribute where the mount says so.
+ * A new file or directory gets the attribute of its directory.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "tiering/api/background.h"
 #include "tiering/base/log.h"
@@ -32,12 +31,6 @@ static enum ht_residency residency_of(const struct ht_ns_inode *i) HT_REQUIRES_S
     if (has_value(i, HT_XATTR_PREFIX "pin", "dram") || has_value(i, HT_XATTR_PREFIX "tier", "dram"))
         return HT_RESIDENCY_PINNED;
     return has_value(i, HT_XATTR_PREFIX "tier", "capacity") ? HT_RESIDENCY_COLD : HT_RESIDENCY_AUTO;
-}
-
-void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len)
-{
-    if (len == strlen(HT_NS_COMPRESS_NAME) && memcmp(attribute, HT_NS_COMPRESS_NAME, len) == 0)
-        ns->compress_named = true;
 }
 
 static bool may_compress(const struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)

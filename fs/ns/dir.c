@@ -32,6 +32,15 @@ struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot)
     return (s & 1) != 0 ? NULL : (struct ht_ns_entry *)(uintptr_t)s;
 }
 
+struct ht_ns_entry *ht_ns_dir_last_entry(const struct ht_ns_dir *d)
+{
+    uint32_t s = d->slot_count;
+
+    while (!ht_ns_dir_entry(d, s - 1))
+        s--;
+    return ht_ns_dir_entry(d, s - 1);
+}
+
 static void squeeze(struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint32_t n = 0;

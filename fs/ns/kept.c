@@ -6,6 +6,7 @@
  * the caller does.
  */
 #include "fs/ns/kept.h"
+#include "fs/ns/pending.h"
 
 /* -------------------------------------------------------------------- list */
 
@@ -46,12 +47,6 @@ void ht_ns_kept_remove(struct ht_ns *ns, struct ht_ns_kept_step *x)
     ht_list_del(&x->link);
     ns->meta_bytes -= sizeof(*x);
     free(x);
-}
-
-void ht_ns_kept_free_all(struct ht_ns *ns)
-{
-    ht_list_for_each_safe(p, next, &ns->kept)
-        ht_ns_kept_remove(ns, ht_list_entry(p, struct ht_ns_kept_step, link));
 }
 
 /* A copy that the open transaction makes is not there yet. */
@@ -117,15 +112,6 @@ int ht_ns_kept_check_name(const char *name)
     return !ht_ns_kept_name_valid(name, len) || strspn(name, "0123456789") == len ? -EINVAL : 0;
 }
 
-bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino)
-{
-    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
-    bool frozen = i && ht_ns_frozen(i);
-
-    ht_rwlock_unlock(ht_ns_lock(ns));
-    return frozen;
-}
-
 /* ----------------------------------------------------------------- records */
 
 uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about)
@@ -170,12 +156,6 @@ void ht_ns_kept_release(struct ht_ns *ns, uint64_t ino)
 }
 
 /* ------------------------------------------------------------------- notes */
-
-bool ht_ns_is_note(const char *name, size_t len)
-{
-    return (len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0) ||
-        (len == sizeof(HT_NS_ARCHIVED) - 1 && memcmp(name, HT_NS_ARCHIVED, len) == 0);
-}
 
 /* What follows the number; size: of out. The value is from the log: any bytes. */
 static bool read_note(const struct ht_ns_inode *i, const char *name, char *out, size_t size)

@@ -35,13 +35,10 @@ struct ht_ns_kept_step *ht_ns_kept_named(struct ht_ns *ns, uint64_t root, const 
 /* From a record, or a copy; takes the place of the one with its number. -ENOMEM. */
 int ht_ns_kept_add(struct ht_ns *ns, const struct ht_ns_kept *about) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 void ht_ns_kept_remove(struct ht_ns *ns, struct ht_ns_kept_step *x) HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_kept_free_all(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES);
 /* Has this directory kept steps? */
 bool ht_ns_has_kept(struct ht_ns *ns, uint64_t root) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about);
 uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about);
-/* Bytes of the records that end it. Lock held for writing. */
-int ht_ns_kept_end_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* Own bytes of archived kept steps that nobody holds; and the end of the oldest one: struct ht_meta_client. */
 uint64_t ht_ns_kept_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_NAMES);
 uint64_t ht_ns_kept_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_NAMES);

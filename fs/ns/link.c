@@ -6,10 +6,7 @@
  * the entry is taken out, so that all code may rely on the invariants in ns_priv.h, and remembered for fsck. A mount
  * for writing is then refused; a read-only one shows the whole part.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
-#include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
 
 #include <ctype.h>
@@ -19,7 +16,9 @@
 enum { PROBLEM_TEXT_BYTES = 512, PROBLEMS_REPORTED_MAX = 10, ROOT_MODE = S_IFDIR | 0755 };
 typedef unsigned long long ull;
 
-void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...)
+/* Remembers a problem. */
+static HT_PRINTF(3, 4) void note_problem(struct ht_ns *ns, const char *code, const char *fmt, ...)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     char text[PROBLEM_TEXT_BYTES];
     struct ht_ns_problem *p;
@@ -98,8 +97,8 @@ static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
     const char *text, *code = entry_problem(e, &text);
 
     if (code) {
-        ht_ns_problem(ns, code, "name \"%s\" in inode %llu, of inode %llu, %s", shown(e, name), (ull)e->dir->ino,
-                      (ull)e->inode->ino, text);
+        note_problem(ns, code, "name \"%s\" in inode %llu, of inode %llu, %s", shown(e, name), (ull)e->dir->ino,
+                     (ull)e->inode->ino, text);
         take_out(ns, e);
         return 0;
     }
@@ -135,13 +134,13 @@ static int sweep(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
     i->opens = 0; /* counted entries during replay */
     if (!is_published(i) && i->ino != HT_NS_ROOT_INO) {
         if (i->xattrs)
-            ht_ns_problem(ns, "NS-ATTRIBUTES", "extended attributes of inode %llu, which does not exist", (ull)i->ino);
+            note_problem(ns, "NS-ATTRIBUTES", "extended attributes of inode %llu, which does not exist", (ull)i->ino);
         ht_ns_inode_free(ns, i);
         return 0;
     }
     if (!S_ISLNK(i->cur.mode) || i->u.target)
         return 0;
-    ht_ns_problem(ns, "NS-TARGET", "symbolic link of inode %llu has no target", (ull)i->ino);
+    note_problem(ns, "NS-TARGET", "symbolic link of inode %llu has no target", (ull)i->ino);
     return ht_ns_inode_set_target(ns, i, lost_target, strlen(lost_target));
 }
 
@@ -155,7 +154,7 @@ static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(H
 /* Inode 1 has no record, or one that makes it something else: it becomes a directory, for the names in it. */
 static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    ht_ns_problem(ns, "NS-ROOT", is_published(i) ? "inode 1 is not a directory" : "the root directory is missing");
+    note_problem(ns, "NS-ROOT", is_published(i) ? "inode 1 is not a directory" : "the root directory is missing");
     ht_ns_inode_drop_payload(ns, i);
     int rc = ht_ns_inode_set_mode(ns, i, ROOT_MODE);
     init_root_dir(ns, i);
@@ -189,8 +188,8 @@ static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht
     if ((child->flags & HT_NS_MODEL_ROOT) == 0)
         return 0;
     if (*out != &ns->outside) {
-        ht_ns_problem(ns, "NS-NESTED-ROOT", "model root of inode %llu is below that of inode %llu", (ull)child->ino,
-                      (ull)(*out)->ino);
+        note_problem(ns, "NS-NESTED-ROOT", "model root of inode %llu is below that of inode %llu", (ull)child->ino,
+                     (ull)(*out)->ino);
         child->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
         return 0;
     }
@@ -246,7 +245,7 @@ static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_L
 {
     if (ht_ns_is_dir(e->inode) || ht_ns_root(e->inode) == ht_ns_root(e->dir))
         return 0;
-    ht_ns_problem(ns, "NS-LINK-ACROSS-ROOT", "inode %llu has names in and outside of a model root", (ull)e->inode->ino);
+    note_problem(ns, "NS-LINK-ACROSS-ROOT", "inode %llu has names in and outside of a model root", (ull)e->inode->ino);
     if (scope_of(ns, e->inode) == ht_ns_root(e->dir)->ino)
         move_to(ns, e);
     else
@@ -305,10 +304,10 @@ static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_
 
     if (i->links > 0) {
         i = on_circle(i);
-        ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu is below itself", (ull)i->ino);
+        note_problem(ns, "NS-UNREACHABLE", "directory inode %llu is below itself", (ull)i->ino);
         unlink_entry(ns, i->u.dir->self);
     } else if (ht_ns_is_dir(i) && i->u.dir->live > 0 && (i->flags & HT_NS_VICTIM) == 0) {
-        ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu has no name, but there are names in it", (ull)i->ino);
+        note_problem(ns, "NS-UNREACHABLE", "directory inode %llu has no name, but there are names in it", (ull)i->ino);
     }
     i->flags |= HT_NS_VICTIM;
     int rc = reach(ns, found, ht_ns_inode_find(ns, HT_NS_ROOT_INO), i);
@@ -375,8 +374,8 @@ static int find_kept(struct ht_ns *ns, struct ht_ns_members *found) HT_REQUIRES(
     ht_list_for_each_entry_safe(x, &ns->kept, struct ht_ns_kept_step, link) {
         const char *text = kept_problem(ns, x);
         if (text) {
-            ht_ns_problem(ns, "NS-KEPT", "kept step \"%s\" of inode %llu, in inode %llu, %s", x->about.name,
-                          (ull)x->about.root, (ull)x->about.ino, text);
+            note_problem(ns, "NS-KEPT", "kept step \"%s\" of inode %llu, in inode %llu, %s", x->about.name,
+                         (ull)x->about.root, (ull)x->about.ino, text);
             ht_ns_kept_remove(ns, x);
         } else if (rc == 0) {
             rc = reach_kept(ns, found, ht_ns_inode_find(ns, x->about.ino));
@@ -392,7 +391,7 @@ static int thaw_unknown(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NA
 
     if ((i->flags & HT_NS_FROZEN) == 0 || ht_ns_kept_step(ns, i->ino))
         return 0;
-    ht_ns_problem(ns, "NS-KEPT", "directory inode %llu is that of a kept step, but no record says so", (ull)i->ino);
+    note_problem(ns, "NS-KEPT", "directory inode %llu is that of a kept step, but no record says so", (ull)i->ino);
     i->flags &= (uint8_t)~HT_NS_FROZEN;
     i->flags |= HT_NS_VICTIM;
     return 0;

@@ -8,7 +8,6 @@
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
-#include "fs/ns/shadow.h"
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };
 

@@ -6,7 +6,6 @@
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
 #include "tiering/base/dump.h"
 
@@ -50,7 +49,8 @@ static void free_ns(void *p)
 
     HT_UNSHARED(HT_LOCK_NAMES);
     ht_ns_tables_free(ns);
-    ht_ns_kept_free_all(ns);
+    ht_list_for_each_entry_safe(x, &ns->kept, struct ht_ns_kept_step, link)
+        free(x);
     ht_list_for_each_entry_safe(r, &ns->roots, struct ht_ns_root, link) {
         free(r->entries);
         free(r);
@@ -360,6 +360,15 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
                                      .obj_class = i->cur.obj_class};
     ht_rwlock_unlock(ht_ns_lock(ns));
     return i ? 0 : -ESTALE;
+}
+
+bool ht_ns_is_frozen(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i = ht_ns_read_begin(ns, ino);
+    bool frozen = i && ht_ns_frozen(i);
+
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return frozen;
 }
 
 /* The path of a kept step begins at its model root. */

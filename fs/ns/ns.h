@@ -145,14 +145,13 @@ ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT
 int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st) HT_MUST_CHECK;
 int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name) HT_MUST_CHECK;
 int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_MUST_CHECK;
-/* flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back
- * first. WAITS. */
+/*
+ * flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back
+ * first. whiteout (not with RENAME_EXCHANGE), or NULL: in one with it a whiteout (character device 0:0, no permissions,
+ * of this owner) is left under the old name. WAITS.
+ */
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
-                 unsigned flags) HT_MUST_CHECK;
-/* The same, and in one with it a whiteout (character device 0:0, no permissions, cred's) is left under the old name.
- * flags: RENAME_NOREPLACE. */
-int ht_ns_rename_whiteout(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent,
-                          const char *new_name, unsigned flags, struct ht_cred cred) HT_MUST_CHECK;
+                 unsigned flags, const struct ht_cred *whiteout) HT_MUST_CHECK;
 
 struct ht_ns_dirent {
     const char *name; /* valid during the call */

@@ -36,7 +36,6 @@
 #include <stdatomic.h>
 
 #include "fs/ns/ns.h"
-#include "fs/ns/op.h"
 #include "fs/ns/records.h"
 #include "tiering/base/buckets.h"
 #include "tiering/base/lock.h"
@@ -45,6 +44,8 @@
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+
+#define HT_NS_COMPRESS_NAME HT_XATTR_PREFIX "compress"
 
 enum ht_ns_state { HT_NS_CLEAN, HT_NS_NEW, HT_NS_GONE };
 
@@ -159,16 +160,13 @@ struct ht_ns {
         struct ht_ns_root outside;
         struct ht_ns_copying *copying; /* a copy of a model root that the open transaction makes, or NULL */
         struct ht_list kept, free_shadows;
-        struct ht_ns_shadow_walk *shadow_walks; /* shadow.h */
+        struct ht_ns_shadow_walk *shadow_walks;
         uint32_t free_shadow_count;
         bool replaying;
         struct ht_ns_problem *problems; /* found when linking up */
         size_t problem_count, problems_kept;
     };
 };
-
-/* content.c: an inode gets the attribute of this name. */
-void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len);
 
 HT_RWLOCK_OF(ht_ns_lock, struct ht_ns, lock, HT_LOCK_NAMES)
 
@@ -204,28 +202,18 @@ static inline const struct ht_ns_attr *ht_ns_published_attr(const struct ht_ns_i
 {
     return ht_ns_shadow(i) ? &ht_ns_shadow(i)->published : &i->cur;
 }
+/* Coarse wall clock, like the kernel's stamps. */
+static inline int64_t ht_ns_now(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
 static inline const char *ht_ns_xattr_value(const struct ht_ns_xattr *x)
 {
     return x->data + x->name_len + 1;
 }
-
-/* ------------------------------------------------------ operations (op.c) */
-
-/* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
-void ht_ns_publish_root_dir(struct ht_ns_op *op) HT_REQUIRES(HT_LOCK_NAMES);
-/* Coarse wall clock, like the kernel's stamps. */
-int64_t ht_ns_now(void);
-
-/* Puts the current, or published, state into tx. */
-void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct ht_ns_attr *attr)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_put_inode_del(struct ht_tx *tx, uint64_t ino);
-void ht_ns_put_target(struct ht_tx *tx, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-/* type: HT_REC_NS_ENTRY or _ENTRY_DEL; HT_REC_NS_XATTR or _XATTR_DEL. */
-void ht_ns_put_entry(struct ht_tx *tx, enum ht_ns_record_type type, const struct ht_ns_entry *e, int64_t time_ns)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino, const struct ht_ns_xattr *x,
-                     int64_t time_ns);
 
 /* ------------------------------------------------------- memory (table.c) */
 
@@ -295,6 +283,31 @@ struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *na
 /* Takes it out, and frees it. NULL: nothing. */
 void ht_ns_xattr_remove(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_xattr *x) HT_REQUIRES(HT_LOCK_NAMES);
 
+/* Memory for so many shadows, which then cannot fail. -ENOMEM. */
+int ht_ns_shadow_reserve(struct ht_ns *ns, uint32_t count) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The inode gets a shadow, if it has none, with the present values. One was reserved. */
+void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/* Gives the inode this shadow, which is on no list of its root's yet, or (NULL) none. */
+void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Moves it from its list to the free ones. */
+void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Takes it from its list. */
+void ht_ns_shadow_leave(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* A walk over the shadows that are on a list when it begins. The lock may be released between two. */
+struct ht_ns_shadow_walk {
+    struct ht_ns_shadow_walk *next;
+    struct ht_list *at, *last; /* at NULL: there is none */
+};
+void ht_ns_shadow_walk_begin(struct ht_ns *ns, struct ht_ns_shadow_walk *w, struct ht_list *list)
+    HT_REQUIRES(HT_LOCK_NAMES);
+struct ht_ns_shadow *ht_ns_shadow_walk_next(struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_walk_end(struct ht_ns *ns, struct ht_ns_shadow_walk *w) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* Moves it to another scope's lists; the caller moves its object. */
+void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+
 /* ----------------------------------------------------- directories (dir.c) */
 
 /* Reserves room for so many (1 or 2) more entries, current or GONE. */
@@ -309,78 +322,30 @@ void ht_ns_dir_take_over(struct ht_ns_dir *d, struct ht_ns_entry *old, struct ht
 uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* Entry of a slot, or NULL. */
 struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* There is one. */
+struct ht_ns_entry *ht_ns_dir_last_entry(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
-/* ----------------------------------------- publish.c, abort.c, roots.c */
-
-struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES);
-/*
- * Remaining members belong to the outside from now on (empty: there are none). Everything but times was published.
- * Releases the lock in between.
- */
-void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
-/* All its pending changes. Releases the lock in between; reserved shadows may be gone afterwards. */
-void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
-/* The part of names in a commit and an abort: see struct ht_meta_client. */
-size_t ht_ns_pending_bytes(void *ctx, uint64_t scope);
-void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
-void ht_ns_abort(void *ctx, uint64_t scope);
-/*
- * Below a root: the inode, its content and the names that lead to it; of a directory also its
- * entries. -ENOMEM, or -EBUSY as ht_ns_fsync: nothing was done.
- */
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-
-/* ------------------------------------------------------ names.c, rename.c */
-
-/*
- * The directory for a change of that name (NULL: of none); -ESTALE, -ENOTDIR, -ENOENT
- * (removed), -ENAMETOOLONG, -EINVAL.
- */
-int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
-int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* An inode for a name in dir, announced. Reserved: 1 shadow. */
-int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
-                        struct ht_ns_inode **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/*
- * Before a directory loses its name for good: publishes the pending changes below it if it is a model root. As
- * ht_ns_root_publish. A caller that keeps the name after all resets op->ended_scope.
- */
-void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
-/* Bytes that ht_ns_settle_root would put for that name. */
-size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name);
-
-/* -------------------------------------------------------------- attr.c */
+/* --------------------------------------------------- attr.c, content.c */
 
 void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat *out_st)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-
-/* ----------------------------------------------------------- content.c */
 
 /* Of a new object for the file's content. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The content of a regular file, made if there is none, with a reference. Lock held for writing. */
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Does this attribute say how long content stays in memory, or whether it is compressed? It has to know of a change. */
+bool ht_ns_is_of_content(const char *attribute);
+void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* A directory is a model root now, or was one at the mount: the store hears which devices its content goes to. */
+void ht_ns_root_paths(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
-/* ------------------------------------------------------------- xattr.c */
-
-/* x becomes current in place of the attribute with its name. time_ns: 0, or of the change. Reserved: 1 shadow. */
-void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
-    HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
-    HT_REQUIRES(HT_LOCK_NAMES);
-
-/* ------------------------------------------- replay.c, link.c, emit.c */
+/* ----------------------------------------------------- replay.c, link.c */
 
 int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
 int ht_ns_replayed(void *ctx);
 int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
-/* Remembers a problem; printf-like text. */
-void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...) HT_REQUIRES(HT_LOCK_NAMES) HT_PRINTF(3, 4);
 /* The current name of an inode, or else its former one. */
 const struct ht_ns_entry *ht_ns_name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)

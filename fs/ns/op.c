@@ -6,15 +6,7 @@
  * the hook for inodes that went, end the scope of a root that went, append). Nothing in between waits. After the
  * reservation nothing can fail.
  */
-#include "fs/ns/ns_priv.h"
-
-int64_t ht_ns_now(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
+#include "fs/ns/pending.h"
 
 /* Clang cannot follow a lock that only one result keeps. */
 int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds,
@@ -149,4 +141,18 @@ void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino
                              .value_len = x->value_len};
 
     ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_published(struct ht_tx *tx, const struct ht_ns_inode *i)
+{
+    ht_ns_put_inode(tx, i, ht_ns_published_attr(i));
+    if (S_ISLNK(i->cur.mode))
+        ht_ns_put_target(tx, i);
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
+        if (x->state != HT_NS_NEW)
+            ht_ns_put_xattr(tx, HT_REC_NS_XATTR, i->ino, x, 0);
+    /* bounded: HT_LINKS_MAX names */
+    for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
+        if (e->state != HT_NS_NEW)
+            ht_ns_put_entry(tx, HT_REC_NS_ENTRY, e, 0);
 }

@@ -1,16 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pending.h - changes of names and attributes that wait for the publication of their root. */
+/*
+ * pending.h - changes of names and attributes: the transaction of each, its records, and what waits for the publication
+ * of the root.
+ */
 #pragma once
 
-#include "tiering/base/base.h"
+#include "fs/ns/ns_priv.h"
+#include "tiering/base/slice.h"
 
-struct ht_ns;
-struct ht_list;
-struct ht_ns_entry;
-struct ht_ns_hooks;
-struct ht_ns_inode;
-struct ht_ns_op;
-struct ht_ns_root;
+/* ------------------------------------------------------ operations (op.c) */
+
+/* One change of names: a transaction, and within it the lock of names held for writing. */
+struct ht_ns_op {
+    struct ht_ns *ns;
+    struct ht_tx *tx;
+    int64_t now_ns;
+    uint64_t deleted[2]; /* deleted inodes, for the hook */
+    bool deleted_pending[2];
+    unsigned deleted_count;
+    uint64_t ended_scope;      /* of a root that lost its name, or went; 0: none */
+    struct ht_obj *content[2]; /* to be published; each with a reference */
+    unsigned content_count;
+    uint64_t lsn; /* out of end */
+};
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
+    HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+/*
+ * For content that was written back in a round (tx.h); NULL: without one. -EAGAIN: nothing was begun, use the next
+ * round.
+ */
+int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
+    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* Returns rc, or if that is 0 the error of the commit. */
+int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
+/*
+ * The content goes into the transaction when the lock is released: a large file has a record for each of a million
+ * chunks, and all readers would wait. Two at most.
+ */
+void ht_ns_op_publish(struct ht_ns_op *op, struct ht_obj *obj);
+/*
+ * Releases the lock, publishes content and calls the hooks, with the transaction still open: for calls into layers that
+ * call back.
+ */
+void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
+void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
+
+/*
+ * Loops over many files let other threads have the lock now and then: after each step of a loop; at the end of a slice
+ * this releases the lock and takes it again. In a transaction no other thread changes names, attributes or what is
+ * published between two slices, and no inode leaves memory. Files are opened and closed, and their times change. A
+ * caller outside of a transaction looks everything up again.
+ */
+void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
+
+/* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
+void ht_ns_publish_root_dir(struct ht_ns_op *op) HT_REQUIRES(HT_LOCK_NAMES);
+/* Puts the current, or published, state into tx. */
+void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct ht_ns_attr *attr)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+void ht_ns_put_inode_del(struct ht_tx *tx, uint64_t ino);
+void ht_ns_put_target(struct ht_tx *tx, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* type: HT_REC_NS_ENTRY or _ENTRY_DEL; HT_REC_NS_XATTR or _XATTR_DEL. */
+void ht_ns_put_entry(struct ht_tx *tx, enum ht_ns_record_type type, const struct ht_ns_entry *e, int64_t time_ns)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+void ht_ns_put_xattr(struct ht_tx *tx, enum ht_ns_record_type type, uint64_t ino, const struct ht_ns_xattr *x,
+                     int64_t time_ns);
+
+/* All of an inode as it is published: attributes, target, attributes by name, and the names that lead to it. */
+void ht_ns_put_published(struct ht_tx *tx, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+
+/* ------------------------------------------- changes that wait (pending.c) */
 
 /* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
@@ -42,4 +101,50 @@ void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root
 /* Deletes the inode if it has no references left. Reserved: 1 shadow. */
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 /* It has another path below its root, or one more name: calls the hook for the files at or below it. */
-void ht_ns_report_renamed(const struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+void ht_ns_report_renamed(struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+
+/* ------------------------------- of a model root (publish.c, pending.c, roots.c) */
+
+struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES);
+/*
+ * Remaining members belong to the outside from now on (empty: there are none). Everything but times was published.
+ * Releases the lock in between.
+ */
+void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+/* All its pending changes. Releases the lock in between; reserved shadows may be gone afterwards. */
+void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
+/* The part of names in a commit and an abort: see struct ht_meta_client. */
+size_t ht_ns_pending_bytes(void *ctx, uint64_t scope);
+void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
+void ht_ns_abort(void *ctx, uint64_t scope);
+
+/* ------------------------------------------------------ names.c, rename.c */
+
+/*
+ * The directory for a change of that name (NULL: of none); -ESTALE, -ENOTDIR, -ENOENT
+ * (removed), -ENAMETOOLONG, -EINVAL.
+ */
+int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
+int ht_ns_check_removable(struct ht_ns *ns, const struct ht_ns_inode *i, bool want_dir)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* An inode for a name in dir, announced. Reserved: 1 shadow. */
+int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
+                        struct ht_ns_inode **out) HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/*
+ * Before a directory loses its name for good: publishes the pending changes below it if it is a model root. As
+ * ht_ns_root_publish. A caller that keeps the name after all resets op->ended_scope.
+ */
+void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/* Bytes that ht_ns_settle_root would put for that name. */
+size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name);
+
+/* ------------------------------------------------------------- xattr.c */
+
+/* x becomes current in place of the attribute with its name. time_ns: 0, or of the change. Reserved: 1 shadow. */
+void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
+    HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
+    HT_REQUIRES(HT_LOCK_NAMES);

@@ -9,8 +9,7 @@
  * A whiteout is a character device 0:0, which overlayfs takes for the absence of the lower name. It takes the old
  * name's place in the same transaction.
  */
-#include "fs/ns/ns_priv.h"
-#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
 
 enum { RENAME_BYTES = 2048, WHITEOUT_BYTES = 1024 };
 
@@ -150,34 +149,16 @@ static bool report_file(const struct ht_ns *ns, const struct ht_ns_inode *i) HT_
     return S_ISREG(i->cur.mode) && ns->hooks.renamed(ns->hooks.ctx, i->ino);
 }
 
-/* All files at or below it. Needs no stack: the name of a directory leads back up. */
-void ht_ns_report_renamed(const struct ht_ns *ns, const struct ht_ns_inode *top)
+void ht_ns_report_renamed(struct ht_ns *ns, const struct ht_ns_inode *top)
 {
-    const struct ht_ns_inode *dir = top;
-    uint32_t slot = 0;
-    bool done = !ns->hooks.renamed || ht_ns_root(top)->ino == 0 || (top->flags & HT_NS_MODEL_ROOT) != 0;
+    struct ht_ns_tree_walk w = {.top = top->ino, .dir = top->ino};
+    const struct ht_ns_entry *e;
 
-    if (!done && !ht_ns_is_dir(top)) {
-        (void)report_file(ns, top);
+    if (!ns->hooks.renamed || ht_ns_root(top)->ino == 0 || (top->flags & HT_NS_MODEL_ROOT) != 0)
         return;
-    }
-    while (!done) {
-        if (slot < dir->u.dir->slot_count) {
-            const struct ht_ns_entry *e = ht_ns_dir_entry(dir->u.dir, slot++);
-            if (e && ht_ns_is_dir(e->inode)) {
-                dir = e->inode;
-                slot = 0;
-            } else if (e) {
-                done = report_file(ns, e->inode);
-            }
-        } else if (dir == top) {
-            done = true;
-        } else {
-            const struct ht_ns_entry *self = dir->u.dir->self;
-            dir = self->dir;
-            slot = ht_ns_dir_seek(dir->u.dir, self->cookie);
-        }
-    }
+    bool done = report_file(ns, top);
+    while (!done && (e = ht_ns_tree_next(ns, &w)))
+        done = report_file(ns, e->inode);
 }
 
 /* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
@@ -298,25 +279,15 @@ static int rename_names(struct ht_ns *ns, struct renaming *r)
 }
 
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
-                 unsigned flags)
-{
-    struct renaming r = {
-        .parent = parent, .new_parent = new_parent, .name = name, .new_name = new_name, .flags = flags};
-
-    if ((flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0 || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
-        return -EINVAL;
-    return rename_names(ns, &r);
-}
-
-int ht_ns_rename_whiteout(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent,
-                          const char *new_name, unsigned flags, struct ht_cred cred)
+                 unsigned flags, const struct ht_cred *whiteout)
 {
     struct renaming r = {.parent = parent,
                          .new_parent = new_parent,
                          .name = name,
                          .new_name = new_name,
                          .flags = flags,
-                         .whiteout = &cred};
+                         .whiteout = whiteout};
+    bool one_of_two = flags == RENAME_NOREPLACE || (flags == RENAME_EXCHANGE && !whiteout);
 
-    return (flags & ~(unsigned)RENAME_NOREPLACE) != 0 ? -EINVAL : rename_names(ns, &r);
+    return flags == 0 || one_of_two ? rename_names(ns, &r) : -EINVAL;
 }

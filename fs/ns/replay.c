@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * replay.c - building names from the records of the log, one by one.
+ * replay.c - building names from the records of the log, one by one; and a checkpoint of the log, which is the reverse.
  *
  * A record may name an inode of which the INODE record comes later (checkpoint emits in any order, between normal
  * records): such an inode is in memory without HT_NS_PUBLISHED. It goes when nothing names it any more; in the end
@@ -8,8 +8,12 @@
  * entries that name an inode as their parent.
  *
  * Replay is single-threaded; the lock is held all the same, for the checks of tools.
+ *
+ * A checkpoint puts everything published once more, in slices. Changes between slices come
+ * with their own, later records.
  */
 #include "fs/ns/kept.h"
+#include "fs/ns/pending.h"
 #include "fs/ns/acl.h"
 
 #include <linux/limits.h>
@@ -256,4 +260,32 @@ int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
         ht_rwlock_unlock(ht_ns_lock(ns));
     }
     return rc;
+}
+
+/* ------------------------------------------------------------ checkpoint */
+
+static void emit_inode(struct ht_ns *ns, const struct ht_ns_inode *i, struct ht_tx *tx)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    if ((i->flags & HT_NS_PUBLISHED) == 0)
+        return;
+    ht_ns_put_published(tx, i);
+    const struct ht_ns_kept_step *kept = (i->flags & HT_NS_FROZEN) != 0 ? ht_ns_kept_step(ns, i->ino) : NULL;
+    if (kept)
+        ht_ns_put_kept(tx, &kept->about);
+}
+
+int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    struct ht_ns *ns = ctx;
+    struct ht_buf *records = ht_tx_records(tx);
+    size_t end = records->len + max_bytes;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    do {
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, cursor); i; i = i->hash_next)
+            emit_inode(ns, i, tx);
+    } while (*cursor != 0 && records->len < end && records->err == 0);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return *cursor != 0 ? 1 : 0;
 }

@@ -12,14 +12,10 @@
  *
  * So files that are still there keep their number: open files and mappings show the step. Everything happens in one
  * transaction, in which no other thread changes names. Step 3 releases the lock where a deletion calls the hook, and
- * all loops over the files release it now and then (fs/ns/op.h). So readers of names may see both meanwhile.
+ * all loops over the files release it now and then (ht_ns_slice_next). So readers of names may see both meanwhile.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
 #include "fs/ns/scope.h"
-#include "fs/ns/shadow.h"
-#include "fs/ns/tree.h"
 
 /* An inode of the kept step, and the one that becomes it. */
 struct match {
@@ -214,24 +210,15 @@ static int end_name(struct rollback *r, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
     return 0;
 }
 
-static struct ht_ns_entry *last_entry(const struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    uint32_t s = d->slot_count;
-
-    while (!ht_ns_dir_entry(d, s - 1))
-        s--;
-    return ht_ns_dir_entry(d, s - 1);
-}
-
 /* The name and, of a directory, everything below it. */
 static int end_tree(struct rollback *r, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
     while (rc == 0 && ht_ns_is_dir(e->inode) && e->inode->u.dir->live > 0) {
-        struct ht_ns_entry *below = last_entry(e->inode->u.dir);
+        struct ht_ns_entry *below = ht_ns_dir_last_entry(e->inode->u.dir);
         while (ht_ns_is_dir(below->inode) && below->inode->u.dir->live > 0)
-            below = last_entry(below->inode->u.dir);
+            below = ht_ns_dir_last_entry(below->inode->u.dir);
         rc = end_name(r, below);
     }
     return rc == 0 ? end_name(r, e) : rc;

@@ -7,12 +7,8 @@
  * content back with no lock held, tries again when a writer was faster, and gives up after some tries (-EBUSY). Objects
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
-#include "fs/ns/pending.h"
-#include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
-#include "fs/ns/tree.h"
 
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
 
@@ -96,11 +92,16 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
 /* Members are in the order of their depth: all directories above the first foreign one are the claimant's. */
 static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    const struct ht_ns_inode *foreign = by ? ht_ns_first_foreign(m, by->uid) : NULL;
+    size_t n = 0;
 
-    if (foreign)
-        by->foreign = foreign->ino;
-    return foreign ? -EPERM : 0;
+    if (!by || by->uid == 0)
+        return 0;
+    while (n < m->count && m->inodes[n]->cur.uid == by->uid)
+        n++;
+    if (n == m->count)
+        return 0;
+    by->foreign = m->inodes[n]->ino;
+    return -EPERM;
 }
 
 /* A root below: -EINVAL. A name outside the tree, of which all members are marked: -EBUSY. */

@@ -6,7 +6,6 @@
  * the directory at creation, so that reading one returns the value in force. All others are bytes under a name. An
  * access list and the mode are kept in step.
  */
-#include "fs/ns/content.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
@@ -66,6 +65,12 @@ static int parse_word(const struct word_field *w, const char *text, size_t len)
             return value;
     }
     return -EINVAL;
+}
+
+bool ht_ns_is_note(const char *name, size_t len)
+{
+    return (len == sizeof(HT_NS_DIGEST) - 1 && memcmp(name, HT_NS_DIGEST, len) == 0) ||
+        (len == sizeof(HT_NS_ARCHIVED) - 1 && memcmp(name, HT_NS_ARCHIVED, len) == 0);
 }
 
 /* Attributes that copies of a tree must not bring along. */

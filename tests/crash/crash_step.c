@@ -79,7 +79,7 @@ static void work(struct harness *k, const struct history *h, uint64_t root, uint
     snprintf(text, sizeof(text), "log-%llu", (unsigned long long)step);
     snprintf(old, sizeof(old), "log-%llu", (unsigned long long)step - 1);
     if (harness_find(k, root, old))
-        ck_assert_int_eq(ht_ns_rename(k->ns, root, old, root, text, 0), 0);
+        ck_assert_int_eq(ht_ns_rename(k->ns, root, old, root, text, 0, NULL), 0);
     else
         harness_put(k, root, text, text, strlen(text));
 }

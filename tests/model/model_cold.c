@@ -401,7 +401,7 @@ static void op_demote(struct work *w)
     }
     ht_obj_put(o);
     ck_assert_int_eq(ht_optim_commit(w->k.optim, next), 0);
-    ck_assert_int_eq(ht_ns_rename(w->k.ns, HT_NS_ROOT_INO, "next", HT_NS_ROOT_INO, "model", RENAME_EXCHANGE), 0);
+    ck_assert_int_eq(ht_ns_rename(w->k.ns, HT_NS_ROOT_INO, "next", HT_NS_ROOT_INO, "model", RENAME_EXCHANGE, NULL), 0);
     ck_assert_int_eq(ht_store_commit(w->k.store), 0);
     uint64_t old = harness_find(&w->k, HT_NS_ROOT_INO, "next");
     for (unsigned i = 0; i < NAMED; i++)

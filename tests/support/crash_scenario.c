@@ -453,7 +453,7 @@ void scenario_clone(struct crash_scenario *s, const char *from, const char *to, 
 
 void scenario_rename(struct crash_scenario *s, const char *from, const char *to, unsigned flags)
 {
-    ck_assert_int_eq(ht_ns_rename(s->k.ns, HT_NS_ROOT_INO, from, HT_NS_ROOT_INO, to, flags), 0);
+    ck_assert_int_eq(ht_ns_rename(s->k.ns, HT_NS_ROOT_INO, from, HT_NS_ROOT_INO, to, flags, NULL), 0);
     note(s);
 }
 

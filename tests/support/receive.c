@@ -270,12 +270,12 @@ int receive_publish(const struct receive *r)
     int rc = find(r->k, HT_NS_ROOT_INO, UNNAMED, &outer);
 
     if (!rc)
-        rc = ht_ns_rename(r->k->ns, outer, MODEL, HT_NS_ROOT_INO, receive_name, RENAME_NOREPLACE);
+        rc = ht_ns_rename(r->k->ns, outer, MODEL, HT_NS_ROOT_INO, receive_name, RENAME_NOREPLACE, NULL);
     if (rc)
         return rc;
     changed(r);
     rc = ht_ns_fsync(r->k->ns, HT_NS_ROOT_INO);
-    int back = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, outer, MODEL, RENAME_NOREPLACE) : 0;
+    int back = rc ? ht_ns_rename(r->k->ns, HT_NS_ROOT_INO, receive_name, outer, MODEL, RENAME_NOREPLACE, NULL) : 0;
     (void)back; /* a log that has failed takes no change any more */
     return rc;
 }

@@ -79,7 +79,7 @@ static void put_names(const struct harness *k)
     ck_assert(ht_ns_setxattr(k->ns, small, "user.note", "a value", 7, 0) == 0);
     ck_assert(ht_ns_setxattr(k->ns, below, "security.label", "another", 7, 0) == 0);
     harness_put(k, below, "gone", "gone", 4);
-    ck_assert(ht_ns_rename(k->ns, HT_NS_ROOT_INO, "fifo", below, "pipe", 0) == 0);
+    ck_assert(ht_ns_rename(k->ns, HT_NS_ROOT_INO, "fifo", below, "pipe", 0, NULL) == 0);
     ck_assert(ht_ns_unlink(k->ns, below, "gone") == 0);
 }
 

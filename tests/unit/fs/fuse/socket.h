@@ -105,7 +105,7 @@ static inline void begin(unsigned threads, const struct fuse_lowlevel_ops *with)
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
     kernel = fds[0];
     ck_assert_int_eq(setsockopt(kernel, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
-    fuse.threads = threads;
+    fuse.opts.threads = threads;
     fuse.session = fuse_session_new(&args, with, sizeof(*with), &fuse);
     ck_assert_ptr_nonnull(fuse.session);
     fuse_opt_free_args(&args);
@@ -127,7 +127,7 @@ static inline void setup(void)
 {
     memset(&fuse, 0, sizeof(fuse));
     fuse.traffic = &traffic;
-    fuse.ready = count_ready;
+    fuse.opts.ready = count_ready;
     ready = 0;
     sem_init(&go, 0, 0);
     sem_init(&began, 0, 0);

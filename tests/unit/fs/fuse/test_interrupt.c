@@ -143,7 +143,7 @@ static void prepare(unsigned workers)
     ht_ctl_attach(ctl, NULL, w.o);
     setup();
     fuse.optim = w.o;
-    fuse.single_thread = workers == 1; /* no other one takes its place, however long it takes */
+    fuse.opts.single_thread = workers == 1; /* no other one takes its place, however long it takes */
     begin(workers, &ops);
     ck_assert_int_eq(agree(), 0);
 }

@@ -177,15 +177,13 @@ static const char bytes[MIB];
 /* How many bytes of len are kept for a write with these flags; -1: it was refused. */
 static ssize_t take(uint64_t key, size_t len, const struct fuse_file_info *fi, bool wait)
 {
-    struct ht_job *job = ht_job_new(&fuse, NULL, hold);
-    ssize_t size;
-
-    ck_assert_ptr_nonnull(job);
-    if (!ht_job_bytes(job, HT_LANE_UPDATE, key, bytes, len, fi))
+    if (!ht_job_takes(&fuse, HT_LANE_UPDATE, key, fi, &len))
         return -1;
-    size = (ssize_t)job->size;
+    struct ht_job *job = ht_job_new(&fuse, NULL, hold);
+    ck_assert_ptr_nonnull(job);
+    ck_assert(ht_job_data(job, bytes, len));
     ht_job_submit(job, wait ? HT_LANE_UPDATE : HT_LANE_CTL_SESSION, wait ? key : OTHER_KEY);
-    return size;
+    return (ssize_t)len;
 }
 
 TEST(writes_that_wait_are_cut_and_then_refused)

@@ -2,7 +2,7 @@
 /* Which opens hand a file out. */
 #include <fcntl.h>
 
-#include "fs/fuse/passthrough_policy.h"
+#include "fs/fuse/passthrough_priv.h"
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"
 

@@ -3,7 +3,7 @@
 #include <semaphore.h>
 #include <signal.h>
 
-#include "fs/fuse/job_priv.h"
+#include "fs/fuse/fuse_priv.h"
 #include "tests/support/suite.h"
 #include "tests/support/wrong.h"
 

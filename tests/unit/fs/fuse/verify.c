@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts the invariants of job.c (tiering/base/verify.h). */
 
-#include "fs/fuse/job_priv.h"
+#include "fs/fuse/fuse_priv.h"
 
 /* What the lanes of one kind add up to. */
 struct tally {

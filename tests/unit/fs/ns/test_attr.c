@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attributes, times, access, access lists. */
-#include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 #include "tiering/base/fault.h"
 #include "fixture.h"
 

@@ -113,9 +113,9 @@ static void disturb(uint64_t dir, unsigned round)
     }
     snprintf(name, sizeof(name), "s%u", round * 13 % STEADY);
     snprintf(other, sizeof(other), "s%u", (round * 31 + 5) % STEADY);
-    OK(ht_ns_rename(w.ns, dir, name, dir, other, RENAME_EXCHANGE));
+    OK(ht_ns_rename(w.ns, dir, name, dir, other, RENAME_EXCHANGE, NULL));
     ht_ns_forget(w.ns, make_file(&w, dir, "tmp"), 1);
-    OK(ht_ns_rename(w.ns, dir, "tmp", dir, name, 0));
+    OK(ht_ns_rename(w.ns, dir, "tmp", dir, name, 0, NULL));
 }
 
 static void walk_while_disturbed(uint64_t dir)

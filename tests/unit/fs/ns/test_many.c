@@ -184,7 +184,7 @@ TEST(no_change_of_a_file_of_many_chunks_holds_the_lock_of_names_for_long)
     struct ht_obj *b = file_of_many_chunks("b", &ino[1]);
     off_t size = (off_t)ht_obj_size(b);
     begin();
-    OK(ht_ns_rename(w.ns, ROOT, "b", ROOT, "a", 0));
+    OK(ht_ns_rename(w.ns, ROOT, "b", ROOT, "a", 0, NULL));
     expect_slices("rename over a file");
     ht_obj_put(b);
     OK(ht_ns_fsync(w.ns, ino[1]));

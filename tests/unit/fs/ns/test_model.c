@@ -331,7 +331,7 @@ static void move(void)
     struct entry *from = find_entry(&cur, from_dir, from_name), *to = find_entry(&cur, to_dir, to_name);
     int expected = expected_rename(from_dir, from, to_dir, to, flags);
 
-    ck_assert_int_eq(ht_ns_rename(w.ns, cur.node[from_dir].ino, from_name, cur.node[to_dir].ino, to_name, flags),
+    ck_assert_int_eq(ht_ns_rename(w.ns, cur.node[from_dir].ino, from_name, cur.node[to_dir].ino, to_name, flags, NULL),
                      expected);
     if (expected != 0)
         return;

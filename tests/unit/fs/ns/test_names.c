@@ -160,7 +160,7 @@ TEST(nothing_is_made_in_a_removed_directory)
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
     FAILS(ht_ns_mkdir(w.ns, dir, "x", 0755, cred, &st), ENOENT);
     FAILS(ht_ns_link(w.ns, file, dir, "x", &st), ENOENT);
-    FAILS(ht_ns_rename(w.ns, ROOT, "file", dir, "x", 0), ENOENT);
+    FAILS(ht_ns_rename(w.ns, ROOT, "file", dir, "x", 0, NULL), ENOENT);
     ht_ns_forget(w.ns, dir, 1);
     FAILS(ht_ns_getattr(w.ns, dir, &st), ESTALE);
 }

@@ -4,7 +4,7 @@
 
 static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
 {
-    int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags);
+    int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags, NULL);
 
     fixture_check(&w);
     return rc;
@@ -94,7 +94,7 @@ TEST(noreplace_and_exchange)
 
 static int mv_whiteout(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
 {
-    int rc = ht_ns_rename_whiteout(w.ns, from, name, to, new_name, flags, (struct ht_cred){7, 8, 022});
+    int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags, &(struct ht_cred){7, 8, 022});
 
     fixture_check(&w);
     return rc;

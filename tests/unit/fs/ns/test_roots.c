@@ -49,9 +49,9 @@ static void change_everything(void)
     uint64_t file = make_file(&w, n, "file");
     write_text(&w, file, "made");
     OK(ht_ns_symlink(w.ns, n, "link", "target", cred, &st));
-    OK(ht_ns_rename(w.ns, root, "d", n, "moved", 0));
+    OK(ht_ns_rename(w.ns, root, "d", n, "moved", 0, NULL));
     OK(ht_ns_unlink(w.ns, d, "g"));
-    OK(ht_ns_rename(w.ns, d, "f", root, "h", 0));
+    OK(ht_ns_rename(w.ns, d, "f", root, "h", 0, NULL));
     OK(ht_ns_link(w.ns, f, d, "f2", &st));
     fixture_check(&w);
 }
@@ -512,7 +512,7 @@ TEST(an_abort_keeps_what_was_fsynced)
 
 TEST(fsync_of_a_replacing_file_loses_nobody)
 {
-    OK(ht_ns_rename(w.ns, d, "f", d, "f.old", 0));
+    OK(ht_ns_rename(w.ns, d, "f", d, "f.old", 0, NULL));
     uint64_t new = make_file(&w, d, "f");
     write_text(&w, new, "new");
     OK(ht_ns_fsync(w.ns, new));
@@ -531,7 +531,7 @@ TEST(fsync_after_a_replacing_rename_ends_the_replaced)
     for (int aborted = 0; aborted < 2; aborted++) {
         tmp = make_file(&w, d, "tmp");
         write_text(&w, tmp, aborted ? "two" : "one");
-        OK(ht_ns_rename(w.ns, d, "tmp", d, "f", 0));
+        OK(ht_ns_rename(w.ns, d, "tmp", d, "f", 0, NULL));
         ht_ns_forget(w.ns, f, 100); /* a ghost of which the last published name goes now */
         OK(ht_ns_fsync(w.ns, tmp));
         fixture_check(&w);
@@ -555,7 +555,7 @@ TEST(fsync_below_a_moved_directory_moves_it)
     uint64_t n;
 
     n = make_dir(&w, root, "n");
-    OK(ht_ns_rename(w.ns, root, "d", n, "d", 0));
+    OK(ht_ns_rename(w.ns, root, "d", n, "d", 0, NULL));
     write_text(&w, f, "new");
     OK(ht_ns_fsync(w.ns, f));
     fixture_check(&w);
@@ -574,7 +574,7 @@ TEST(fsync_of_a_directory_publishes_its_entries)
 
     write_text(&w, file, "text");
     uint64_t sub = make_dir(&w, d, "sub");
-    OK(ht_ns_rename(w.ns, d, "f", root, "f", 0));
+    OK(ht_ns_rename(w.ns, d, "f", root, "f", 0, NULL));
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_link(w.ns, file, sub, "inside", &st)); /* a name of a published inode: comes along */
     make_file(&w, sub, "deep");
@@ -593,14 +593,14 @@ TEST(fsync_of_a_directory_publishes_its_entries)
 
 TEST(an_exchange_below_a_root_is_pending)
 {
-    OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE));
-    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
+    OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE, NULL));
+    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE, NULL));
     fixture_check(&w);
     ck_assert_uint_eq(peek(&w, d, "f"), g);
     ck_assert_uint_eq(peek(&w, d, "g"), h);
     abort_root(&w, root);
     expect_old_tree();
-    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
+    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE, NULL));
     OK(ht_ns_fsync(w.ns, f));
     fixture_check(&w);
     fixture_crash(&w);

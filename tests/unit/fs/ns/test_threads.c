@@ -103,7 +103,7 @@ static int change_names(struct worker *k, uint64_t dir, const char *name, const 
         rc = ht_ns_unlink(w.ns, dir, name);
         return rc == -EISDIR ? ht_ns_rmdir(w.ns, dir, name) : rc;
     default:
-        return ht_ns_rename(w.ns, dir, name, other_dir, other, dice(k, 2) ? RENAME_EXCHANGE : 0);
+        return ht_ns_rename(w.ns, dir, name, other_dir, other, dice(k, 2) ? RENAME_EXCHANGE : 0, NULL);
     }
     if (rc == 0)
         ht_ns_forget(w.ns, st.st_ino, 1);

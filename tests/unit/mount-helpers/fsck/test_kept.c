@@ -163,7 +163,7 @@ TEST(names_attributes_and_links_are_those_of_the_step)
     ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.note", "v2", 2, 0), 0);
     ck_assert_int_eq(ht_ns_unlink(k.ns, root, "hard"), 0);
     ck_assert_int_eq(ht_ns_unlink(k.ns, root, "soft"), 0);
-    ck_assert_int_eq(ht_ns_rename(k.ns, d, "f", root, "moved", 0), 0);
+    ck_assert_int_eq(ht_ns_rename(k.ns, d, "f", root, "moved", 0, NULL), 0);
     steps(1);
     ck_assert_int_eq(harness_clone(&k, root, "1", HT_NS_ROOT_INO, "clone", 0), 0);
     for (unsigned pass = 0; pass < 4; pass++) {
@@ -229,8 +229,8 @@ static void expect_frozen(uint64_t dir)
     ck_assert_int_eq(ht_ns_link(k.ns, f, dir, "new", &st), -EROFS);
     ck_assert_int_eq(ht_ns_link(k.ns, f, HT_NS_ROOT_INO, "new", &st), -EXDEV);
     ck_assert_int_eq(ht_ns_unlink(k.ns, dir, "embedding"), -EROFS);
-    ck_assert_int_eq(ht_ns_rename(k.ns, dir, "embedding", dir, "new", 0), -EROFS);
-    ck_assert_int_eq(ht_ns_rename(k.ns, root, "cursor", dir, "new", 0), -EROFS);
+    ck_assert_int_eq(ht_ns_rename(k.ns, dir, "embedding", dir, "new", 0, NULL), -EROFS);
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "cursor", dir, "new", 0, NULL), -EROFS);
     ck_assert_int_eq(ht_ns_setxattr(k.ns, f, "user.a", "b", 1, 0), -EROFS);
     ck_assert_int_eq(ht_ns_removexattr(k.ns, f, "user.hitrain.dtype"), -EROFS);
     st = (struct stat){.st_mode = 0600, .st_size = 1};
@@ -689,7 +689,7 @@ TEST_LOOP(a_rollback_brings_names_attributes_and_links_back, 2)
     ck_assert_int_eq(ht_ns_setxattr(k.ns, d, "user.note", "more", 4, 0), 0);
     ck_assert_int_eq(ht_ns_removexattr(k.ns, root, "user.note"), 0);
     ck_assert_int_eq(harness_write(&k, f, 0, "two!", 4), 0);
-    ck_assert_int_eq(ht_ns_rename(k.ns, root, "hard", root, "moved", 0), 0);
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "hard", root, "moved", 0, NULL), 0);
     ck_assert_int_eq(ht_ns_unlink(k.ns, root, "soft"), 0);
     ck_assert_int_eq(ht_ns_symlink(k.ns, root, "soft", "elsewhere", me, &st), 0);
     ck_assert_int_eq(ht_ns_unlink(k.ns, e, "g"), 0);
@@ -795,7 +795,7 @@ TEST(a_rollback_leaves_scratch_files_and_keeps_sizes_of_chunks)
     memset(bytes, 0, sizeof(bytes));
     harness_put(&k, root, "late", bytes, sizeof(bytes)); /* without dtype at first */
     uint64_t late = harness_find(&k, root, "late");
-    ck_assert_int_eq(ht_ns_rename(k.ns, root, "late", root, "small", 0), 0);
+    ck_assert_int_eq(ht_ns_rename(k.ns, root, "late", root, "small", 0, NULL), 0);
     harness_set_word(&k, late, "user.hitrain.dtype", "f32");
     harness_gradient(&k, root, &small, 5);
     steps(1);

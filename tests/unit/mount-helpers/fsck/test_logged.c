@@ -77,7 +77,7 @@ TEST_LOOP(an_open_parameter_without_a_name_is_skipped, 2)
     ck_assert_int_eq(ht_ns_open(k.ns, bias, &obj), 0);
     if (_i) {
         harness_put(&k, root, "bias.new", "new", 3);
-        ck_assert_int_eq(ht_ns_rename(k.ns, root, "bias.new", root, "bias", 0), 0);
+        ck_assert_int_eq(ht_ns_rename(k.ns, root, "bias.new", root, "bias", 0, NULL), 0);
     } else {
         ck_assert_int_eq(ht_ns_unlink(k.ns, root, "bias"), 0);
     }
