@@ -215,12 +215,12 @@ static bool is_of_shard(const void *ctx, uint64_t off)
     return at < m->count && ht_shard_block(m, at) == block;
 }
 
-/* After the whole that it is a part of. */
+/* After the whole that it is a part of, which ends if it fails. */
 static int open_shard(struct ht_hidden_file *f)
 {
     int rc = ht_hidden_shard_map(f->ctl, f->ino, &f->param, &f->shard);
 
-    if (rc && f->grad)
+    if (rc && f->grad) /* not by its close, which would report a client that wrote nothing */
         ht_grad_release(f->grad);
     else if (f->grad)
         ht_grad_set_part(f->grad, is_of_shard, f->shard);
@@ -552,11 +552,8 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
     rc = f->row->traffic == HT_TRAFFIC_GRAD ? may_have_gradient(f, caller) : 0;
     if (rc == 0 && f->row->open)
         rc = f->row->open(f, caller);
-    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino))) {
+    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino)))
         rc = open_shard(f);
-        if (rc && f->grad) /* not by its close, which would report a client that wrote nothing */
-            ht_grad_release(f->grad);
-    }
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return rc;
