@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon_priv.h - what main.c takes from the other files of this folder. */
+/* daemon_priv.h - the daemon, and what main.c takes from the other files of this folder. */
 #pragma once
 
 #include <limits.h>
@@ -7,6 +7,22 @@
 
 #include "fs/daemon/options.h"
 #include "fs/fuse/session.h"
+#include "fs/participants/participants.h"
+#include "tiering/sys/ticker.h"
+
+struct ht_daemon {
+    struct ht_options options;
+    char mountpoint[PATH_MAX], source[PATH_MAX];
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    unsigned dev_count;
+    struct ht_store *store;
+    struct ht_ctl *ctl;
+    struct ht_participants participants;
+    struct ht_optim *optim; /* one of them */
+    struct ht_fuse *fuse;
+    struct ht_ticker claims;
+    bool store_mounted, optim_started;
+};
 
 /*
  * process.c: from a command to a daemon. The command returns when the mount is ready, or with the reason of the
@@ -68,18 +84,11 @@ int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o) H
 
 /* dump.c: a thread that answers `hitrainctl dump`, whatever hangs. */
 
-/* What a dump is about. Must stay as it is until ht_dump_server_end. */
-struct ht_dump_server {
-    const char *source, *point;
-    struct ht_fuse *fuse;
-    struct ht_ctl *ctl;
-};
-
 /*
  * From now on root may connect to the abstract socket HT_DUMP_SOCKET of this mount and gets a text, of which the last
  * line is HT_DUMP_END. Without the socket or the thread a mount works as ever; a warning says why.
  */
-void ht_dump_server_begin(const struct ht_dump_server *server);
+void ht_dump_server_begin(const struct ht_daemon *d);
 /* Does not wait for a client. */
 void ht_dump_server_end(void);
 
@@ -87,26 +96,16 @@ void ht_dump_server_end(void);
 
 /*
  * From now on a thread waits until the mount has left this mount namespace. If the daemon is still needed some seconds
- * later, an event names the process that keeps it, and again some minutes later. Both paths must stay as they are until
- * ht_lingering_end.
+ * later, an event names the process that keeps it, and again some minutes later.
  */
-void ht_lingering_begin(const char *source, const char *mountpoint);
+void ht_lingering_begin(const struct ht_daemon *d);
 void ht_lingering_end(void);
 
 /* While a mount ends: a user who waits for a silent device gets a message and a way out. */
-
-/* The devices that the end may have to wait for, and the way out. Must stay as it is until ht_shutdown_end. */
-struct ht_shutdown {
-    struct ht_dev *const *dev;
-    unsigned count;
-    unsigned answer_s;         /* a device does not answer when a request is older */
-    void (*detach)(void *ctx); /* detach the mount, as well as possible at once */
-    void *ctx;
-};
 
 /*
  * From now on a thread logs every few seconds which device the end waits for. While a device does not answer, another
  * SIGTERM, SIGINT or SIGHUP (blocked in this thread) ends the process. A second call does nothing.
  */
-void ht_shutdown_begin(const struct ht_shutdown *shutdown);
+void ht_shutdown_begin(const struct ht_daemon *d);
 void ht_shutdown_end(void);

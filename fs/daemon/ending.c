@@ -30,7 +30,7 @@ static const int look_after_ms[] = {3000, 60000, 600000};
 
 static struct {
     pthread_t thread;
-    const char *source, *point;
+    const struct ht_daemon *daemon;
     unsigned major, minor;
     int table, stop; /* descriptors */
     bool running;
@@ -49,7 +49,7 @@ static bool pause_for(int ms, bool changes)
 
 static void report_user(void)
 {
-    const struct ht_event_about about = {.device = lingering.source};
+    const struct ht_event_about about = {.device = lingering.daemon->source};
     struct ht_mount_user user;
 
     /* A part that may be long comes last: a text has a limit. */
@@ -58,18 +58,18 @@ static void report_user(void)
             HT_EVENT_MOUNT_KEPT, &about,
             "a mapping, or a process that cannot be seen from here, keeps the mount: daemon and device stay; it is not on %s any "
             "more",
-            lingering.point);
+            lingering.daemon->mountpoint);
     else if (user.has_mount)
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
             "process %d (%.60s) has the mount in its mount namespace: daemon and device stay until it is unmounted there or "
             "that ends; it is not on %s any more",
-            (int)user.pid, user.command, lingering.point);
+            (int)user.pid, user.command, lingering.daemon->mountpoint);
     else
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
             "process %d (%.60s) uses files of the mount: daemon and device stay until that ends; it is not on %s any more",
-            (int)user.pid, user.command, lingering.point);
+            (int)user.pid, user.command, lingering.daemon->mountpoint);
 }
 
 static void *wait_and_report(void *arg)
@@ -85,14 +85,13 @@ static void *wait_and_report(void *arg)
     return NULL;
 }
 
-void ht_lingering_begin(const char *source, const char *mountpoint)
+void ht_lingering_begin(const struct ht_daemon *d)
 {
     struct ht_mount_entry m;
 
-    if (ht_mount_at(mountpoint, &m) != 0)
+    if (ht_mount_at(d->mountpoint, &m) != 0)
         return;
-    lingering.source = source;
-    lingering.point = mountpoint;
+    lingering.daemon = d;
     lingering.major = m.major;
     lingering.minor = m.minor;
     lingering.table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
@@ -123,7 +122,8 @@ enum { LOOK_S = 1, REPORT_S = 5 };
 #define NS_PER_S 1000000000ull
 
 static struct {
-    struct ht_shutdown about;
+    const struct ht_daemon *daemon;
+    unsigned answer_s; /* a device does not answer when a request is older */
     pthread_t thread;
     bool running;
     _Atomic bool over;
@@ -135,12 +135,12 @@ static uint64_t slowest(const struct ht_dev **out_dev)
     uint64_t age_ns = 0;
 
     *out_dev = NULL;
-    for (unsigned i = 0; i < ending.about.count; i++) {
-        uint64_t ns = ht_dev_oldest_ns(ending.about.dev[i]);
+    for (unsigned i = 0; i < ending.daemon->dev_count; i++) {
+        uint64_t ns = ht_dev_oldest_ns(ending.daemon->dev[i]);
         if (ns <= age_ns)
             continue;
         age_ns = ns;
-        *out_dev = ending.about.dev[i];
+        *out_dev = ending.daemon->dev[i];
     }
     return age_ns / NS_PER_S;
 }
@@ -151,7 +151,7 @@ static void report_wait(uint64_t waited_s, const struct ht_dev *dev, uint64_t ag
 
     if (!dev)
         ht_info("unmounting for %llu s", waited);
-    else if (age_s < ending.about.answer_s)
+    else if (age_s < ending.answer_s)
         ht_info("unmounting for %llu s: %s has been busy with a request for %llu s", waited, ht_dev_name(dev), age);
     else
         ht_warn(
@@ -166,7 +166,8 @@ static void give_up(const struct ht_dev *dev, uint64_t age_s)
         "ended by a signal while %s has not answered for %llu s: the next mount has everything that was synced; the rest "
         "is lost; %s is held until its last request has ended",
         ht_dev_name(dev), (unsigned long long)age_s, ht_dev_name(dev));
-    ending.about.detach(ending.about.ctx);
+    if (ending.daemon->fuse)
+        ht_fuse_detach(ending.daemon->fuse);
     _exit(EXIT_FAILURE);
 }
 
@@ -183,7 +184,7 @@ static void *watch(void *arg)
         uint64_t now_ns = ht_now_ns(), age_s = slowest(&dev);
         if (ending.over)
             break;
-        if (sig > 0 && dev && age_s >= ending.about.answer_s)
+        if (sig > 0 && dev && age_s >= ending.answer_s)
             give_up(dev, age_s);
         if (now_ns - reported_ns < REPORT_S * NS_PER_S)
             continue;
@@ -193,11 +194,12 @@ static void *watch(void *arg)
     return NULL;
 }
 
-void ht_shutdown_begin(const struct ht_shutdown *shutdown)
+void ht_shutdown_begin(const struct ht_daemon *d)
 {
     if (ending.running)
         return;
-    ending.about = *shutdown;
+    ending.daemon = d;
+    ending.answer_s = d->options.store.answer_ms ? d->options.store.answer_ms / 1000 : HT_DEVICE_ANSWER_S;
     ending.running = pthread_create(&ending.thread, NULL, watch, NULL) == 0;
 }
 
