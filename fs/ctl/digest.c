@@ -505,13 +505,6 @@ static int go_on(struct walk *k, struct ht_budget *b)
 
 /* ----------------------------------------------------------------- failures */
 
-static bool has_failed(struct ht_ctl *c, uint64_t kept)
-{
-    char text[HT_CTL_ERROR_MAX];
-
-    return ht_digest_error(c, kept, text);
-}
-
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX])
 {
     struct ht_digests *d = c->digests;
@@ -563,10 +556,11 @@ static bool comes_before(const struct ht_ns_kept *a, const struct ht_ns_kept *b)
 
 static bool wants_digest(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
-    char digits[HT_NS_DIGEST_MAX];
+    char digits[HT_NS_DIGEST_MAX], why[HT_CTL_ERROR_MAX];
 
     return c->digests->failures < FAILURES_MAX && ht_ns_kept_digest(c->ns, about->ino, digits) != 0 &&
-        !has_failed(c, about->ino) && !ht_scope_cold_bytes(c->store, about->ino); /* no engine waits for a vault */
+        !ht_digest_error(c, about->ino, why) &&
+        !ht_scope_cold_bytes(c->store, about->ino); /* no engine waits for a vault */
 }
 
 /* 1: out is next; 0: none, and *out_at_ns says when there is one (0: not known). -ENOMEM */
@@ -622,6 +616,16 @@ static bool is_passing(int rc)
     return rc == -ENOMEM || rc == -ENOSPC || rc == -EROFS || rc == -EAGAIN;
 }
 
+/* Ends the walk after an error, which is the step's if it stays. */
+static enum ht_step give_up(struct ht_ctl *c, const struct ht_ns_kept *about, int rc)
+{
+    if (c->digests->walk && !is_passing(rc) && is_there(c, about))
+        fail(c, c->digests->walk, rc);
+    if (c->digests->walk)
+        walk_end(c);
+    return is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+}
+
 static enum ht_step begin_next(struct ht_ctl *c, struct ht_budget *b)
 {
     struct ht_ns_kept about;
@@ -631,13 +635,7 @@ static enum ht_step begin_next(struct ht_ctl *c, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (rc > 0)
         rc = walk_begin(c, &about);
-    if (rc == 0)
-        return HT_STEP_WORKED;
-    if (c->digests->walk && !is_passing(rc) && is_there(c, &about))
-        fail(c, c->digests->walk, rc);
-    if (c->digests->walk)
-        walk_end(c);
-    return is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    return rc ? give_up(c, &about, rc) : HT_STEP_WORKED;
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
@@ -659,10 +657,10 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         rc = note(c, k);
     if (rc && is_passing(rc) && k->digits[0])
         return HT_STEP_BLOCKED; /* noted later */
-    if (rc && !is_passing(rc) && is_there(c, &k->about))
-        fail(c, k, rc);
+    if (rc)
+        return give_up(c, &k->about, rc);
     walk_end(c);
-    return rc && is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    return HT_STEP_WORKED;
 }
 
 static void values(void *ctx, uint64_t out[HT_DIGEST_FIGURES])

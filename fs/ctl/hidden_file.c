@@ -6,11 +6,7 @@
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
  * command, which is why such calls WAIT.
  */
-#include "fs/ctl/delta.h"
-#include "fs/ctl/feed.h"
-#include "fs/ctl/gather.h"
 #include "fs/ctl/hidden_priv.h"
-#include "fs/ctl/shard.h"
 
 #include <limits.h>
 #include <unistd.h>
@@ -189,12 +185,12 @@ static int fsync_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 
 static ssize_t read_param(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
-    return ht_shard_param_read(f->ctl, f->param.obj, off, buf, len);
+    return ht_ctl_param_read(f->ctl, f->param.obj, off, buf, len);
 }
 
 static ssize_t write_param(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
 {
-    return ht_shard_param_write(f->ctl, f->param.obj, off, buf, len);
+    return ht_ctl_param_write(f->ctl, f->param.obj, off, buf, len);
 }
 
 static int fsync_param(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -744,9 +740,7 @@ uint64_t ht_hidden_param(const struct ht_hidden_file *f)
 
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino)
 {
-    struct ht_ns_tensor t;
-
-    return ht_ns_tensor(c->ns, ht_hidden_base(ino), &t) ? 0 : t.root;
+    return ht_ctl_root_of(c, ht_hidden_base(ino));
 }
 
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len)

@@ -95,46 +95,41 @@ static void put_at(struct ht_ctl *c, struct ht_last_error *p, uint64_t ino, uint
     put_error(c, p);
 }
 
-static uint64_t root_of(struct ht_ctl *c, uint64_t ino)
-{
-    struct ht_ns_tensor t;
-
-    return ht_ns_tensor(c->ns, ino, &t) == 0 ? t.root : 0;
-}
-
-void ht_last_error_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+static void report(struct ht_ctl *c, uint64_t ino, const char *kind, bool at_root, const char *fmt, va_list args)
 {
     const struct ht_event_about about = {.id = ino};
     struct ht_last_error p = {.about = ino, .kind = kind};
-    va_list args;
-
-    va_start(args, fmt);
-    vsnprintf(p.text, sizeof(p.text), fmt, args);
-    va_end(args);
-    ht_event(HT_EVENT_REFUSED, &about, "%s", p.text);
-    put_at(c, &p, ino, root_of(c, ino));
-}
-
-void ht_last_error_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
-{
-    const struct ht_event_about about = {.id = ino};
-    struct ht_last_error p = {.about = ino, .kind = kind};
-    uint64_t root = root_of(c, ino);
+    uint64_t root = ht_ctl_root_of(c, ino);
     char text[HT_CTL_ERROR_MAX], path[160];
-    va_list args;
 
-    va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
     ht_event(HT_EVENT_REFUSED, &about, "%s", text);
     memcpy(p.text, text, sizeof(p.text));
     put_at(c, &p, ino, root);
-    if (!root || root == ino)
+    if (!at_root || !root || root == ino)
         return;
     ht_ns_path(c->ns, ino, path, sizeof(path));
     if (snprintf(p.text, sizeof(p.text), "%s: %s", path, text) >= (int)sizeof(p.text))
         p.text[sizeof(p.text) - 2] = '~';
     put_at(c, &p, root, root);
+}
+
+void ht_last_error_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    report(c, ino, kind, false, fmt, args);
+    va_end(args);
+}
+
+void ht_last_error_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    report(c, ino, kind, true, fmt, args);
+    va_end(args);
 }
 
 void ht_last_error_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,

@@ -7,11 +7,8 @@
  * Figures are a snapshot: gathered into one struct, then written out. No lock is held in between, so figures of
  * different layers may be some microseconds apart.
  */
-#include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/event_log.h"
-#include "fs/ctl/feed.h"
+#include "fs/ctl/events.h"
 #include "tiering/api/plan.h"
-#include "tiering/base/json.h"
 
 #include <limits.h>
 #include <math.h>
@@ -25,7 +22,7 @@ struct metrics {
     struct ht_plan_stats plan;
     uint64_t meta_bytes;
     uint64_t file_state_bytes, file_state_bits;
-    uint64_t step_open, root_cold_bytes;
+    uint64_t root_cold_bytes;
     struct ht_traffic traffic;
     uint64_t events[HT_LOG_LEVELS];
 };
@@ -195,7 +192,7 @@ static const struct row rows[] = {
     ROOT("replay_steps_left", GAUGE, root.replay_steps_left, "Of these, the steps to come."),
     ROOT("replay_seconds_left", GAUGE, root.replay_seconds_left,
          "How long these take, an estimate; 0 until one step has ended."),
-    ROOT("step_open", IS_SET, step_open, "1 while a step is open. As an attribute, the step's number."),
+    ROOT("step_open", IS_SET, root.step_open, "1 while a step is open. As an attribute, the step's number."),
     ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
     ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),
     ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
@@ -305,7 +302,6 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         ht_optim_root_sums(c->optim, root, &f->root);
     if (rc == 0 && (scopes & OF_FILE))
         rc = gather_file(c, ino, f);
-    f->step_open = f->root.step_open;
     return rc;
 }
 
@@ -586,9 +582,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
         claim_metrics(&list, out);
     }
     if (rc == 0 && !root) {
-        ht_device_metrics(c, out);
-        ht_background_metrics(c, out);
-        ht_node_metrics(c, out);
+        ht_part_metrics(c, out);
         event_metrics(c, out);
     }
     ht_buf_printf(out, "# EOF\n");
@@ -602,12 +596,10 @@ static void put_root(const struct root_metrics *r, FILE *to)
 {
     const struct ht_root_stat *st = &r->f.root;
     char norm[32];
-    struct ht_json j;
+    struct ht_json j = ht_feed_line(to);
 
-    ht_json_init_lines(&j, to);
-    ht_json_object(&j, NULL);
     ht_json_str(&j, "path", r->path);
-    ht_json_bool(&j, "open", r->f.step_open != 0);
+    ht_json_bool(&j, "open", st->step_open != 0);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope == OF_ROOT)
             ht_json_u64(&j, rows[i].word, ht_metrics_value(&r->f, rows[i].offset));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ring of events: order, wrap, repetition, many writers. Time is the test's own. */
-#include "fs/ctl/event_log.h"
 #include "fs/ctl/events.h"
 #include "tests/support/suite.h"
 
