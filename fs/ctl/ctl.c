@@ -77,16 +77,12 @@ static void hook_name(void *ctx, uint64_t oid, char *buf, size_t cap)
 
 static enum ht_optim_file hook_file(void *ctx, uint64_t oid)
 {
+    static const enum ht_optim_file files[] = {[HT_NS_NAMED] = HT_OPTIM_FILE_NAMED,
+                                               [HT_NS_ORPHAN] = HT_OPTIM_FILE_UNLINKED,
+                                               [HT_NS_DELETED] = HT_OPTIM_FILE_DELETED};
     struct ht_ctl *c = ctx;
 
-    switch (ht_ns_life(c->ns, oid)) {
-    case HT_NS_NAMED:
-        return HT_OPTIM_FILE_NAMED;
-    case HT_NS_ORPHAN:
-        return HT_OPTIM_FILE_UNLINKED;
-    default:
-        return HT_OPTIM_FILE_DELETED;
-    }
+    return files[ht_ns_life(c->ns, oid)];
 }
 
 static void hook_taken_back(void *ctx)

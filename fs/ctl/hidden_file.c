@@ -513,16 +513,10 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
 
 static int access_mask(uint64_t ino, int flags)
 {
-    if (ht_hidden_commands(ino))
-        return W_OK; /* a user who may steer may read the answers */
-    switch (flags & O_ACCMODE) {
-    case O_RDONLY:
-        return R_OK;
-    case O_WRONLY:
-        return W_OK;
-    default:
-        return R_OK | W_OK;
-    }
+    static const int masks[O_ACCMODE + 1] = {
+        [O_RDONLY] = R_OK, [O_WRONLY] = W_OK, [O_RDWR] = R_OK | W_OK, [O_ACCMODE] = R_OK | W_OK};
+
+    return ht_hidden_commands(ino) ? W_OK : masks[flags & O_ACCMODE]; /* who may steer may read the answers */
 }
 
 static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller)

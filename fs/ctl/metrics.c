@@ -278,13 +278,8 @@ static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)
 /* Is it added over the sums of a root? */
 static bool is_of_sums(const struct row *row)
 {
-    switch (row->offset) {
-    case offsetof(struct metrics, root.sum_resident_bytes):
-    case offsetof(struct metrics, root.sum_stored_bytes):
-        return true;
-    default:
-        return false;
-    }
+    return row->offset == offsetof(struct metrics, root.sum_resident_bytes) ||
+        row->offset == offsetof(struct metrics, root.sum_stored_bytes);
 }
 
 static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool sums, struct metrics *f)
@@ -319,18 +314,17 @@ static void event_word(unsigned code, char out[EVENT_WORD_BYTES])
             *p = '_';
 }
 
-static bool find_event(const char *word, unsigned *out_code)
+/* Its code; -1: no event is counted as this. */
+static int find_event(const char *word)
 {
     char known[EVENT_WORD_BYTES];
 
     for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
         event_word(i, known);
-        if (strcmp(known, word) == 0) {
-            *out_code = i;
-            return true;
-        }
+        if (strcmp(known, word) == 0)
+            return (int)i;
     }
-    return false;
+    return -1;
 }
 
 static void event_lines(struct ht_ctl *c, struct ht_buf *out)
@@ -368,9 +362,7 @@ static const struct row *find_row(const char *word, unsigned scopes)
 
 bool ht_metrics_known(const char *word)
 {
-    unsigned code;
-
-    return find_row(word, OF_STORE | OF_ROOT | OF_FILE) || find_event(word, &code);
+    return find_row(word, OF_STORE | OF_ROOT | OF_FILE) || find_event(word) >= 0;
 }
 
 int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
@@ -378,7 +370,7 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     struct ht_event_metrics events;
     struct metrics f;
     uint64_t root;
-    unsigned scopes = scopes_of(c, ino, &root), code;
+    unsigned scopes = scopes_of(c, ino, &root);
 
     const struct row *row = find_row(word, scopes);
     if (row) {
@@ -386,7 +378,8 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         *out = rc ? 0 : ht_metrics_value(&f, row->offset);
         return rc;
     }
-    if (!(scopes & OF_STORE) || !find_event(word, &code))
+    int code = scopes & OF_STORE ? find_event(word) : -1;
+    if (code < 0)
         return -ENODATA;
     ht_event_log_metrics(c->events, &events);
     *out = events.count[code];

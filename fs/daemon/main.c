@@ -279,15 +279,9 @@ static int check_memory(struct ht_daemon *d)
 
 static const char *remedy(int err)
 {
-    switch (-err) {
-    case ENOMEM:
+    if (err == -ENOMEM)
         return "; ask for less memory with dram= and staging=";
-    case EMFILE:
-    case ENFILE:
-        return "; raise the limit of open files (ulimit -n)";
-    default:
-        return "";
-    }
+    return err == -EMFILE || err == -ENFILE ? "; raise the limit of open files (ulimit -n)" : "";
 }
 
 static int wait_for_signals(struct ht_daemon *d)

@@ -236,28 +236,23 @@ static int change(const struct ht_options *o, const struct ht_mount_entry *m)
 
 int ht_remount(const struct ht_options *o)
 {
-    struct ht_mount_entry *m = malloc(sizeof(*m));
-    int rc = m ? find_mount(o, m) : -ENOMEM;
+    struct ht_mount_entry m;
+    int rc = find_mount(o, &m);
 
-    if (rc == 0)
-        rc = change(o, m);
-    free(m);
-    return rc;
+    return rc ? rc : change(o, &m);
 }
 
 int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o)
 {
-    struct ht_mount_entry *m;
+    struct ht_mount_entry m;
     char held[HELD_BYTES];
 
     if (!ht_mount_flags_later(&o->flags))
         return 0;
-    m = malloc(sizeof(*m));
-    int rc = m ? ht_mount_at(mountpoint, m) : -ENOMEM;
-    int fd = rc ? rc : hold_mount(m, held);
-    rc = fd < 0 ? fd : set_flags(m, held, &o->flags);
+    int rc = ht_mount_at(mountpoint, &m);
+    int fd = rc ? rc : hold_mount(&m, held);
+    rc = fd < 0 ? fd : set_flags(&m, held, &o->flags);
     if (fd >= 0)
         close(fd);
-    free(m);
     return rc;
 }
