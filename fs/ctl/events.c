@@ -257,12 +257,10 @@ bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_e
     return any;
 }
 
-void ht_event_log_metrics(struct ht_event_log *l, struct ht_event_metrics *out)
+void ht_event_log_counts(struct ht_event_log *l, uint64_t out[HT_EVENT_CODES])
 {
     ht_mutex_lock(log_lock(l));
-    memcpy(out->count, l->count, sizeof(out->count));
-    out->entries = l->last;
-    out->overwritten = oldest_locked(l) - 1;
+    memcpy(out, l->count, sizeof(l->count));
     ht_mutex_unlock(log_lock(l));
 }
 

@@ -37,12 +37,6 @@ struct ht_event_entry {
     char path[HT_EVENT_PATH_BYTES]; /* empty: not known */
 };
 
-struct ht_event_metrics {
-    uint64_t count[HT_EVENT_CODES]; /* events since the mount, repetitions included */
-    uint64_t entries;               /* ever appended: the last sequence number */
-    uint64_t overwritten;           /* entries that have left the ring */
-};
-
 struct ht_event_log;
 
 int ht_event_log_new(unsigned entries, struct ht_event_log **out) HT_MUST_CHECK;
@@ -65,7 +59,8 @@ void ht_event_log_stop(struct ht_event_log *l);
 
 /* The first visible entry after a sequence number. False: none. */
 bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_entry *out);
-void ht_event_log_metrics(struct ht_event_log *l, struct ht_event_metrics *out);
+/* Events since the mount by their codes, repetitions included. */
+void ht_event_log_counts(struct ht_event_log *l, uint64_t out[HT_EVENT_CODES]);
 
 /* ------------------------------------------------------ the system's log */
 

@@ -247,11 +247,11 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
 {
     const _Atomic uint64_t *from = (const _Atomic uint64_t *)&c->traffic; /* it has nothing else */
     _Atomic uint64_t *to = (_Atomic uint64_t *)&f->traffic;
-    struct ht_event_metrics events;
+    uint64_t events[HT_EVENT_CODES];
 
-    ht_event_log_metrics(c->events, &events);
+    ht_event_log_counts(c->events, events);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        f->events[ht_event_kinds[i].level] += events.count[i];
+        f->events[ht_event_kinds[i].level] += events[i];
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_store_plan_stats(c->store, &f->plan);
@@ -329,25 +329,25 @@ static int find_event(const char *word)
 
 static void event_lines(struct ht_ctl *c, struct ht_buf *out)
 {
-    struct ht_event_metrics f;
+    uint64_t count[HT_EVENT_CODES];
     char word[EVENT_WORD_BYTES];
 
-    ht_event_log_metrics(c->events, &f);
+    ht_event_log_counts(c->events, count);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
         event_word(i, word);
-        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)f.count[i]);
+        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)count[i]);
     }
 }
 
 static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
 {
-    struct ht_event_metrics f;
+    uint64_t count[HT_EVENT_CODES];
 
-    ht_event_log_metrics(c->events, &f);
+    ht_event_log_counts(c->events, count);
     ht_metrics_head(out, "hitrain_events", "counter", "Events since the mount, by code.");
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
         ht_buf_printf(out, "hitrain_events_total{code=\"%s\",level=\"%s\"} %llu\n", ht_event_kinds[i].word,
-                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)f.count[i]);
+                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)count[i]);
 }
 
 /* -------------------------------------------------------------- attributes */
@@ -367,7 +367,7 @@ bool ht_metrics_known(const char *word)
 
 int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
 {
-    struct ht_event_metrics events;
+    uint64_t events[HT_EVENT_CODES];
     struct metrics f;
     uint64_t root;
     unsigned scopes = scopes_of(c, ino, &root);
@@ -381,8 +381,8 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     int code = scopes & OF_STORE ? find_event(word) : -1;
     if (code < 0)
         return -ENODATA;
-    ht_event_log_metrics(c->events, &events);
-    *out = events.count[code];
+    ht_event_log_counts(c->events, events);
+    *out = events[code];
     return 0;
 }
 
