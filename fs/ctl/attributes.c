@@ -602,18 +602,11 @@ static ssize_t give_text(const char *text, ssize_t n, void *buf, size_t cap)
     return n;
 }
 
-static ssize_t get_metric(struct ht_ctl *c, uint64_t ino, const char *word, char *buf, size_t cap)
-{
-    uint64_t v;
-    int rc = ht_metrics_one(c, ino, word, &v);
-
-    return rc ? rc : snprintf(buf, cap, "%llu", (unsigned long long)v);
-}
-
 ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
     const struct word *w = find_word(name);
     char text[TEXT_MAX];
+    uint64_t v;
 
     if (w && w->text) {
         const char *whole = w->text(c, ino);
@@ -623,7 +616,8 @@ ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void 
         return ht_ns_getxattr(c->ns, ino, name, buf, cap);
     if (w)
         return give_text(text, w->get(c, ino, text, sizeof(text)), buf, cap);
-    return give_text(text, get_metric(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
+    int rc = ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
+    return rc ? rc : give_text(text, snprintf(text, sizeof(text), "%llu", (unsigned long long)v), buf, cap);
 }
 
 int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)

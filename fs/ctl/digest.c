@@ -440,27 +440,11 @@ static int next_name(struct walk *k)
 
 /* ------------------------------------------------------------------ the walk */
 
-static void walk_free(struct walk *k)
-{
-    while (k->depth)
-        pop(k);
-    tdestroy(k->links, free);
-    ht_digest_end(&k->digest);
-    free(k);
-}
-
-/* Files and states may share bytes with others: what will be read. */
-static uint64_t bytes_of(struct ht_ctl *c, uint64_t kept)
-{
-    uint64_t stored_bytes = 0, own_bytes;
-
-    return ht_store_scope_space(c->store, kept, &stored_bytes, &own_bytes) ? 0 : stored_bytes;
-}
-
 static int walk_begin(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
     struct walk *k = calloc(1, sizeof(*k));
     int rc = k ? ht_digest_begin(&k->digest, about->step) : -ENOMEM;
+    uint64_t stored_bytes, own_bytes;
 
     if (rc) {
         free(k);
@@ -469,13 +453,20 @@ static int walk_begin(struct ht_ctl *c, const struct ht_ns_kept *about)
     k->c = c;
     k->about = *about;
     c->digests->walk = k;
-    c->digests->left_bytes = bytes_of(c, about->ino);
+    if (ht_store_scope_space(c->store, about->ino, &stored_bytes, &own_bytes) == 0)
+        c->digests->left_bytes = stored_bytes; /* shared with others or not: they will be read */
     return put_inode(k, about->ino);
 }
 
 static void walk_end(struct ht_ctl *c)
 {
-    walk_free(c->digests->walk);
+    struct walk *k = c->digests->walk;
+
+    while (k->depth)
+        pop(k);
+    tdestroy(k->links, free);
+    ht_digest_end(&k->digest);
+    free(k);
     c->digests->walk = NULL;
     c->digests->left_bytes = 0;
 }

@@ -102,25 +102,23 @@ static void leave_user(struct ht_ctl *c, struct ht_gather_user *u)
         free(u);
 }
 
-/* More members of this user. -ENOMEM: so many are not left. -EDQUOT: not for this user. */
-static int may_take(const struct ht_gather *g, uint32_t count) HT_REQUIRES(HT_LOCK_CTL)
-{
-    const struct ht_quota *q = &g->ctl->gathers.members;
-
-    if (count > q->max - ht_quota_taken(q))
-        return -ENOMEM;
-    return count > ht_quota_room(q, &g->user->members) ? -EDQUOT : 0;
-}
-
-/* A member costs a client nothing and the daemon some memory, so all together have a limit. */
+/*
+ * A member costs a client nothing and the daemon some memory, so all together have a limit. -ENOMEM: so many are not
+ * left. -EDQUOT: not for this user.
+ */
 static int take_members(struct ht_gather *g, uint32_t count)
 {
     struct ht_ctl *c = g->ctl;
+    int rc = 0;
 
     ht_mutex_lock(ht_ctl_lock(c));
-    int rc = may_take(g, count);
-    if (!rc)
-        ht_quota_set(&c->gathers.members, &g->user->members, g->user->members.taken + count);
+    struct ht_quota *q = &c->gathers.members;
+    if (count > q->max - ht_quota_taken(q))
+        rc = -ENOMEM;
+    else if (count > ht_quota_room(q, &g->user->members))
+        rc = -EDQUOT;
+    else
+        ht_quota_set(q, &g->user->members, g->user->members.taken + count);
     ht_mutex_unlock(ht_ctl_lock(c));
     return rc;
 }

@@ -156,19 +156,14 @@ static void tune_one(const char *path, const char *value)
         ht_info("tune: %s was '%s', is '%s'", path, before, value);
 }
 
-/* "never" there refuses huge pages even to programs that request them. */
-static void tune_huge_pages(void)
+void ht_process_tune(void)
 {
     static const char path[] = "/sys/kernel/mm/transparent_hugepage/enabled";
     char now[128];
 
+    /* "never" there refuses huge pages even to programs that request them. */
     if (ht_read_line(path, now, sizeof(now)) && strstr(now, "[never]"))
         tune_one(path, "madvise");
-}
-
-void ht_process_tune(void)
-{
-    tune_huge_pages();
     tune_one("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise");
     tune_one("/proc/sys/fs/fuse/max_pages_limit", "1024");
 }
