@@ -380,13 +380,6 @@ static int put_file(struct walk *k, const struct stat *st)
     return rc ? rc : put_content(k, st);
 }
 
-static int put_directory(struct walk *k, uint64_t ino)
-{
-    ht_digest_put_entry(&k->digest, HT_DIGEST_DIRECTORY, 0, k->path, "");
-    int rc = put_attributes(k, ino);
-    return rc ? rc : push(k, ino);
-}
-
 static int put_symlink(struct walk *k, uint64_t ino)
 {
     char target[HT_SYMLINK_BYTES_MAX + 1];
@@ -408,14 +401,17 @@ static int put_inode(struct walk *k, uint64_t ino)
 
     if (rc)
         return rc;
-    if (S_ISDIR(st.st_mode))
-        rc = put_directory(k, ino);
-    else if (S_ISREG(st.st_mode))
+    if (S_ISDIR(st.st_mode)) {
+        ht_digest_put_entry(&k->digest, HT_DIGEST_DIRECTORY, 0, k->path, "");
+        rc = put_attributes(k, ino);
+        rc = rc ? rc : push(k, ino);
+    } else if (S_ISREG(st.st_mode)) {
         rc = put_file(k, &st);
-    else if (S_ISLNK(st.st_mode))
+    } else if (S_ISLNK(st.st_mode)) {
         rc = put_symlink(k, ino);
-    else
+    } else {
         rc = -EOPNOTSUPP;
+    }
     ht_ns_forget(k->c->ns, ino, 1);
     return rc;
 }

@@ -343,15 +343,12 @@ static int found(struct ht_ctl *c, uint64_t number, struct stat *out_st)
 
 static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
 {
-    struct ht_ns_tensor t;
     struct stat st;
     int rc = ht_ns_getattr(c->ns, dir, &st);
 
-    if (rc == 0)
-        rc = ht_ns_tensor(c->ns, dir, &t);
     if (rc)
         return rc;
-    if (!S_ISDIR(st.st_mode) || (!t.root && dir != HT_NS_ROOT_INO))
+    if (!S_ISDIR(st.st_mode) || (dir != HT_NS_ROOT_INO && !ht_ctl_root_of(c, dir)))
         return -ENOENT;
     return found(c, number_of(HT_HIDDEN_DIR, 0, dir), out_st);
 }

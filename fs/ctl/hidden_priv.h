@@ -70,6 +70,7 @@ static inline bool ht_hidden_is_shard(enum ht_hidden_kind kind)
 }
 /* For the owner and root: it names things in directories that not all users may search. */
 bool ht_hidden_is_private(uint64_t ino);
+
 /*
  * shard.c: the part of a parameter, its gradient or its state that one rank owns, as the bytes of a file: blocks one
  * after the other, in order (tiering/base/shards.h).
