@@ -11,31 +11,21 @@
 
 #include <unistd.h>
 
-struct request {
-    struct ht_ctl *ctl;
-    uint64_t ino;
-    const char *name; /* whole */
-    const char *value;
-    size_t len;
-    int flags;
-    const struct ht_caller *caller;
-};
-
 enum { TEXT_MAX = 32768, VALUES_MAX = 4 };
 
 /* 0, or -errno with a message in err. */
-typedef int check_fn(const struct request *q, char err[HT_CTL_ERROR_MAX]);
+typedef int check_fn(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX]);
 
 struct word {
     const char *word;
     check_fn *check; /* of its value and of the right to set it; NULL: none */
     /* NULL: kept by fs/ns. */
-    int (*set)(const struct request *q);
+    int (*set)(const struct ht_attribute *q);
     ssize_t (*get)(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap); /* whole text, at most cap bytes */
-    int (*remove)(const struct request *q);
-    check_fn *may_remove;                            /* NULL: it needs no more rights than any attribute */
-    const char *values[VALUES_MAX];                  /* all that there are, before the check; none: any */
-    int (*changed)(const struct request *q, int rc); /* after a set or remove that returned rc; returns it, too */
+    int (*remove)(const struct ht_attribute *q);
+    check_fn *may_remove;                                 /* NULL: it needs no more rights than any attribute */
+    const char *values[VALUES_MAX];                       /* all that there are, before the check; none: any */
+    int (*changed)(const struct ht_attribute *q, int rc); /* after a set or remove that returned rc; returns it, too */
     bool waits;
     /* In place of get: the whole text, of any length, or NULL. */
     const char *(*text)(struct ht_ctl *c, uint64_t ino);
@@ -44,7 +34,7 @@ struct word {
 /* ------------------------------------------------------------------ checks */
 
 /* The client's text, so that a message can show it: cut, and printable. */
-static const char *quoted(const struct request *q, char out[40])
+static const char *quoted(const struct ht_attribute *q, char out[40])
 {
     size_t n = ht_min_u64(q->len, 32);
 
@@ -55,7 +45,7 @@ static const char *quoted(const struct request *q, char out[40])
 }
 
 /* The dtypes of a parameter decide what its bytes and those of its gradients mean. A new file has none. */
-static int may_set_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int may_set_dtype(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
@@ -66,7 +56,7 @@ static int may_set_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
                                 q->caller);
 }
 
-static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_dtype(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     char given[40];
 
@@ -78,7 +68,7 @@ static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
-static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_grad_dtype(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     const struct ht_dtype_word *row = ht_parse_dtype(q->value, q->len);
     char given[40];
@@ -90,7 +80,7 @@ static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
-static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_shape(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_shape shape;
 
@@ -101,7 +91,7 @@ static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
-static int check_members(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_members(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t elements;
     char shape[32];
@@ -117,7 +107,7 @@ static int check_members(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return ht_shape_fits(q->ctl, q->ino, shape, (size_t)rc, err);
 }
 
-static int check_value(const struct request *q, const char *const values[VALUES_MAX], char err[HT_CTL_ERROR_MAX])
+static int check_value(const struct ht_attribute *q, const char *const values[VALUES_MAX], char err[HT_CTL_ERROR_MAX])
 {
     for (unsigned i = 0; i < VALUES_MAX && values[i]; i++)
         if (strlen(values[i]) == q->len && memcmp(values[i], q->value, q->len) == 0)
@@ -128,7 +118,7 @@ static int check_value(const struct request *q, const char *const values[VALUES_
     return -EINVAL;
 }
 
-static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_owner(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     int rc = ht_ctl_owner(q->ctl, q->ino, q->caller);
 
@@ -141,7 +131,7 @@ static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
  * On a directory the class decides the fate of files that other users make there: scratch ones are lost at unmount,
  * synced or not. On a file it needs no more rights than truncating it.
  */
-static int check_class_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_class_owner(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
@@ -150,7 +140,7 @@ static int check_class_owner(const struct request *q, char err[HT_CTL_ERROR_MAX]
 }
 
 /* Is there room to pin the whole file? */
-static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_pin(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_obj *obj;
     int rc = check_owner(q, err);
@@ -171,7 +161,7 @@ static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -ENOSPC;
 }
 
-static int check_next_use(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_next_use(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t after_ns;
     struct stat st;
@@ -189,13 +179,13 @@ static int check_next_use(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
-static int check_steers(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_steers(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     return ht_ctl_may_steer(q->ctl, q->ino, q->caller);
 }
 
 /* It says who writes what: the right to steer the model is needed. */
-static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_shards(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_shards table;
     int rc = -EINVAL;
@@ -214,7 +204,7 @@ static int check_shards(const struct request *q, char err[HT_CTL_ERROR_MAX])
 }
 
 /* It says which devices its steps wait for. */
-static int check_paths(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_paths(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     if (ht_ctl_is_root(q->ctl, q->ino))
         return check_steers(q, err);
@@ -224,7 +214,7 @@ static int check_paths(const struct request *q, char err[HT_CTL_ERROR_MAX])
 }
 
 /* Of the program that makes a model of this directory, for itself (optim/torch/hitrain/_making.py). */
-static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_making(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct stat st;
     int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
@@ -237,7 +227,7 @@ static int check_making(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return -EINVAL;
 }
 
-static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
+static int check_endurance(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t bytes;
 
@@ -254,7 +244,7 @@ static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
 
 /* ----------------------------------------------------------- special words */
 
-static int class_changed(const struct request *q, int rc)
+static int class_changed(const struct ht_attribute *q, int rc)
 {
     if (rc == -EOPNOTSUPP)
         ht_last_error_set_below(q->ctl, q->ino, "class",
@@ -263,7 +253,7 @@ static int class_changed(const struct request *q, int rc)
     return rc;
 }
 
-static int set_dtype(const struct request *q)
+static int set_dtype(const struct ht_attribute *q)
 {
     const char *own = ht_parse_dtype(q->value, q->len)->word; /* the usual name, if the caller gave another one */
 
@@ -271,26 +261,26 @@ static int set_dtype(const struct request *q)
 }
 
 /* Open files depend on the dtype in several ways: they read it again. */
-static int dtype_changed(const struct request *q, int rc)
+static int dtype_changed(const struct ht_attribute *q, int rc)
 {
     ht_ctl_changed(q->ctl);
     return rc;
 }
 
-static int compress_changed(const struct request *q, int rc)
+static int compress_changed(const struct ht_attribute *q, int rc)
 {
     ht_ns_compress_changed(q->ctl->ns);
     return rc;
 }
 
-static int endurance_changed(const struct request *q, int rc)
+static int endurance_changed(const struct ht_attribute *q, int rc)
 {
     ht_endurance_apply(q->ctl);
     return rc;
 }
 
 /* Brings the bytes into the DRAM tier now; fs/ns tells the store that they stay there. */
-static int set_pin(const struct request *q)
+static int set_pin(const struct ht_attribute *q)
 {
     struct ht_obj *obj;
     int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
@@ -303,7 +293,7 @@ static int set_pin(const struct request *q)
 }
 
 /* The store knows it until that time is past; no record of it is made. */
-static int set_next_use(const struct request *q)
+static int set_next_use(const struct ht_attribute *q)
 {
     uint64_t after_ns = 0;
     struct ht_obj *obj;
@@ -320,7 +310,7 @@ static int set_next_use(const struct request *q)
     return rc;
 }
 
-static int remove_next_use(const struct request *q)
+static int remove_next_use(const struct ht_attribute *q)
 {
     struct ht_obj *obj;
     int rc = ht_ns_open(q->ctl->ns, q->ino, &obj);
@@ -347,16 +337,6 @@ static ssize_t get_next_use(struct ht_ctl *c, uint64_t ino, char *buf, size_t ca
     return after_ns == UINT64_MAX ? snprintf(buf, cap, "never") : snprintf(buf, cap, "%.3f", (double)after_ns * 1e-9);
 }
 
-static int set_optimizer(const struct request *q)
-{
-    return ht_optimizer_set(q->ctl, q->ino, q->value, q->len, q->flags, q->caller);
-}
-
-static int remove_optimizer(const struct request *q)
-{
-    return ht_optimizer_remove(q->ctl, q->ino, q->caller);
-}
-
 /* The figures of the model root that it belongs to. */
 static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
 {
@@ -368,7 +348,7 @@ static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
     return t.root ? ht_optim_root_stat(c->optim, t.root, out) : -ENODATA;
 }
 
-static int set_step(const struct request *q)
+static int set_step(const struct ht_attribute *q)
 {
     struct ht_ctl *c = q->ctl;
     struct ht_ns_tensor t;
@@ -453,7 +433,7 @@ static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
     return ht_last_error_get(c, ino, &p) ? ht_last_error_format(p.text, p.in_model, p.step, p.time, buf, cap) : 0;
 }
 
-static int clear_error(const struct request *q)
+static int clear_error(const struct ht_attribute *q)
 {
     const struct ht_event_about about = {.id = q->ino};
     struct ht_root_stat st;
@@ -469,26 +449,22 @@ static int clear_error(const struct request *q)
     return 0;
 }
 
-static int set_error(const struct request *q)
+static int set_error(const struct ht_attribute *q)
 {
     return q->len ? -EINVAL : clear_error(q);
-}
-
-static ssize_t hand_out(struct ht_buf *text, ssize_t rc, char *buf, size_t cap)
-{
-    if (rc == 0) {
-        rc = (ssize_t)ht_min_u64(text->len, cap);
-        memcpy(buf, text->data, (size_t)rc);
-    }
-    ht_buf_free(text);
-    return rc;
 }
 
 static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     struct ht_buf text = HT_BUF_INIT;
+    ssize_t n = ht_metrics_lines(c, ino, &text);
 
-    return hand_out(&text, ht_metrics_lines(c, ino, &text), buf, cap);
+    if (n == 0) {
+        n = (ssize_t)ht_min_u64(text.len, cap);
+        memcpy(buf, text.data, (size_t)n);
+    }
+    ht_buf_free(&text);
+    return n;
 }
 
 static ssize_t get_digest(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
@@ -517,7 +493,7 @@ static const char *options_of(struct ht_ctl *c, uint64_t ino)
     return ino == HT_NS_ROOT_INO ? c->options : NULL;
 }
 
-static int read_only(const struct request *q)
+static int read_only(const struct ht_attribute *q)
 {
     return -EOPNOTSUPP;
 }
@@ -538,7 +514,7 @@ static const struct word words[] = {
     {"shards", check_shards, .may_remove = check_steers},
     {"paths", check_paths, .may_remove = check_steers, .values = {"fast", "all"}},
     {"endurance", check_endurance, .may_remove = check_owner, .changed = endurance_changed},
-    {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, .waits = true},
+    {"optimizer", NULL, ht_optimizer_set, NULL, ht_optimizer_remove, .waits = true},
     {"step", NULL, set_step, get_step, read_only, .waits = true},
     {"making", check_making},
     {"error", NULL, set_error, get_error, clear_error},
@@ -592,7 +568,7 @@ static int unknown(struct ht_ctl *c, uint64_t ino, const char *name)
 int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
                      const struct ht_caller *caller)
 {
-    struct request q = {c, ino, name, value, len, flags, caller};
+    struct ht_attribute q = {c, ino, name, value, len, flags, caller};
     const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
 
@@ -626,18 +602,11 @@ static ssize_t give_text(const char *text, ssize_t n, void *buf, size_t cap)
     return n;
 }
 
-static ssize_t get_metric(struct ht_ctl *c, uint64_t ino, const char *word, char *buf, size_t cap)
-{
-    uint64_t v;
-    int rc = ht_metrics_one(c, ino, word, &v);
-
-    return rc ? rc : snprintf(buf, cap, "%llu", (unsigned long long)v);
-}
-
 ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
     const struct word *w = find_word(name);
     char text[TEXT_MAX];
+    uint64_t v;
 
     if (w && w->text) {
         const char *whole = w->text(c, ino);
@@ -647,12 +616,13 @@ ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void 
         return ht_ns_getxattr(c->ns, ino, name, buf, cap);
     if (w)
         return give_text(text, w->get(c, ino, text, sizeof(text)), buf, cap);
-    return give_text(text, get_metric(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
+    int rc = ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
+    return rc ? rc : give_text(text, snprintf(text, sizeof(text), "%llu", (unsigned long long)v), buf, cap);
 }
 
 int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)
 {
-    struct request q = {c, ino, name, NULL, 0, 0, caller};
+    struct ht_attribute q = {c, ino, name, NULL, 0, 0, caller};
     const struct word *w = find_word(name);
     char err[HT_CTL_ERROR_MAX] = "";
 

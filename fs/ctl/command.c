@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* command.c - the lines of .hitrain/ctl. Each may WAIT: the caller's thread must be one that nothing else waits for. */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/hidden.h"
 
 #include <unistd.h>
 
@@ -8,6 +9,18 @@
 
 /* The path that a command names, for a message. */
 #define NAMED(q, most) (int)ht_min_u64((q)->cmd->path_len, most), (q)->cmd->path
+
+/* Out of memory, unless a program has it mapped. */
+static int evict_content(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    if (cache)
+        cache->rest(cache->ctx, ino);
+    int rc = ht_obj_writeback(obj);
+    ht_obj_evict(obj);
+    return rc;
+}
 
 static int move_content(struct ht_call *q, uint64_t ino,
                         int (*move)(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj))
@@ -31,7 +44,7 @@ static int prefetch(struct ht_call *q, uint64_t ino)
 
 static int evict(struct ht_call *q, uint64_t ino)
 {
-    return move_content(q, ino, ht_ctl_evict);
+    return move_content(q, ino, evict_content);
 }
 
 static int wait_for_updates(struct ht_call *q, uint64_t ino)
@@ -89,6 +102,96 @@ static int reset_all(struct ht_call *q)
                  rc == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-rc));
     }
     ht_buf_free(&found);
+    return rc;
+}
+
+/* ------------------------------------------------------------ on a gradient */
+
+/*
+ * A client that stores into its window of a gradient reports no ranges: the window, if there is one, counts as a whole,
+ * and is written to the gradient here. It is zeros then, like a written gradient after its step: the same bytes cannot
+ * get into two steps. Bytes that were written with calls are queued as they are. `drop` empties the window, too. An
+ * `apply` that fails leaves the window as it is, and none of its bytes in the gradient: the next `apply` of another
+ * client would take those.
+ */
+enum { WINDOW_PIECE_BYTES = 1 << 20 };
+
+static int copy_window(struct ht_obj *window, struct ht_grad *g)
+{
+    uint8_t *buf = malloc(WINDOW_PIECE_BYTES);
+    ssize_t n = buf ? 1 : -ENOMEM;
+
+    for (uint64_t off = 0; n > 0; off += (uint64_t)n) {
+        n = ht_obj_read(window, off, buf, WINDOW_PIECE_BYTES);
+        if (n > 0)
+            n = ht_grad_write(g, off, buf, (size_t)n);
+    }
+    free(buf);
+    return (int)n;
+}
+
+static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
+{
+    struct ht_trace_mark mark = ht_trace_begin();
+    struct ht_param_desc desc;
+    struct ht_grad *g;
+    int rc = ht_ctl_describe(c, ino, &desc);
+
+    if (rc)
+        return rc;
+    rc = ht_grad_open(c->optim, &desc, &g);
+    if (rc == 0) {
+        rc = copy_window(window, g);
+        if (rc == 0) /* before its updates */
+            ht_trace_end(ht_store_trace(c->store), &mark, HT_TRACE_GRADIENT, ino, 0, ht_obj_size(window));
+        if (rc == 0)
+            rc = ht_grad_flush(g);
+        if (rc)
+            ht_grad_discard(g);
+        ht_grad_release(g);
+    }
+    ht_ns_close(c->ns, ino);
+    return rc ? rc : ht_obj_punch(window, 0, ht_obj_size(window));
+}
+
+/* A reference, or NULL. */
+static struct ht_obj *get_window(struct ht_ctl *c, uint64_t ino)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    return cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
+}
+
+static int apply_ortho(struct ht_call *q, uint64_t ino)
+{
+    int rc = ht_optim_ortho_apply(q->ctl->optim, q->root, ino, q->cmd->step_open);
+
+    if (rc == -ENOENT)
+        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' has no gradient in the open step", NAMED(q, 120));
+    return rc == -ENOENT ? -EBUSY : rc;
+}
+
+static int apply(struct ht_call *q, uint64_t ino)
+{
+    if (q->cmd->ortho)
+        return apply_ortho(q, ino);
+
+    struct ht_obj *window = get_window(q->ctl, ino);
+    int rc = window ? apply_window(q->ctl, ino, window) : 0;
+
+    ht_obj_put(window);
+    return rc ? rc : ht_optim_apply(q->ctl->optim, q->root, ino);
+}
+
+static int drop(struct ht_call *q, uint64_t ino)
+{
+    struct ht_obj *window = get_window(q->ctl, ino);
+    int rc = ht_optim_may_steer(q->ctl->optim, q->root, &q->by);
+
+    rc = rc ? rc : ht_optim_drop(q->ctl->optim, q->root, ino, &q->by);
+    if (rc == 0 && window)
+        rc = ht_obj_punch(window, 0, ht_obj_size(window));
+    ht_obj_put(window);
     return rc;
 }
 
@@ -211,6 +314,26 @@ static int trim(struct ht_call *q, uint64_t ino)
     return rc;
 }
 
+static void name_engines(struct ht_ctl *c, const char *unknown, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_background_stat st;
+    int at = snprintf(err, HT_CTL_ERROR_MAX, "no engine is called '%s': there are", unknown);
+
+    for (unsigned i = 0; at < HT_CTL_ERROR_MAX && !ht_store_background_stat(c->store, i, &st); i++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", st.engine);
+}
+
+static int pause_or_resume(struct ht_call *q, uint64_t ino)
+{
+    const char *engine = q->cmd->name[0] ? q->cmd->name : NULL;
+    bool pause = q->cmd->path_len == strlen("pause");
+    int rc = (pause ? ht_store_background_pause : ht_store_background_resume)(q->ctl->store, engine);
+
+    if (rc == -ENOENT)
+        name_engines(q->ctl, q->cmd->name, q->err);
+    return rc;
+}
+
 /* ---------------------------------------------------------------- commands */
 
 enum subject { OF_ROOT, OF_PARAM, OF_FILE, OF_STORE };
@@ -221,18 +344,18 @@ static const struct verb {
     int mask;         /* a command needs the permission that a program needs to do the same to the file */
     const char *what; /* of the store: as the subject of a sentence */
 } verbs[] = {
-    [HT_COMMAND_APPLY] = {OF_PARAM, ht_ctl_apply, W_OK},
+    [HT_COMMAND_APPLY] = {OF_PARAM, apply, W_OK},
     [HT_COMMAND_WAIT] = {OF_PARAM, wait_for_updates, 0},
     [HT_COMMAND_STEP] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_COMMIT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_ABORT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_RESET] = {OF_PARAM, reset_param, W_OK},
-    [HT_COMMAND_DROP] = {OF_PARAM, ht_ctl_drop, W_OK},
+    [HT_COMMAND_DROP] = {OF_PARAM, drop, W_OK},
     [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch, R_OK},
     [HT_COMMAND_EVICT] = {OF_FILE, evict, R_OK},
     [HT_COMMAND_SCRUB] = {OF_STORE, start_or_stop_scrub, 0, "a scrub"},
     [HT_COMMAND_TRIM] = {OF_STORE, trim, 0, "a trim"},
-    [HT_COMMAND_BACKGROUND] = {OF_STORE, ht_background_command, 0, "work in the background"},
+    [HT_COMMAND_BACKGROUND] = {OF_STORE, pause_or_resume, 0, "work in the background"},
     [HT_COMMAND_CLAIM] = {OF_ROOT, claim},
     [HT_COMMAND_UNCLAIM] = {OF_ROOT, unclaim},
     [HT_COMMAND_SNAPSHOT] = {OF_ROOT, ht_kept_snapshot},

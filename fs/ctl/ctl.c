@@ -6,7 +6,6 @@
  * must not reach the cache (the kernel may hold a lock that a request waiting for this transaction holds). Entries that
  * an abort made stale are therefore collected here and dropped afterwards.
  */
-#include "fs/ctl/shard.h"
 #include "fs/ctl/events.h"
 
 #include <unistd.h>
@@ -78,16 +77,12 @@ static void hook_name(void *ctx, uint64_t oid, char *buf, size_t cap)
 
 static enum ht_optim_file hook_file(void *ctx, uint64_t oid)
 {
+    static const enum ht_optim_file files[] = {[HT_NS_NAMED] = HT_OPTIM_FILE_NAMED,
+                                               [HT_NS_ORPHAN] = HT_OPTIM_FILE_UNLINKED,
+                                               [HT_NS_DELETED] = HT_OPTIM_FILE_DELETED};
     struct ht_ctl *c = ctx;
 
-    switch (ht_ns_life(c->ns, oid)) {
-    case HT_NS_NAMED:
-        return HT_OPTIM_FILE_NAMED;
-    case HT_NS_ORPHAN:
-        return HT_OPTIM_FILE_UNLINKED;
-    default:
-        return HT_OPTIM_FILE_DELETED;
-    }
+    return files[ht_ns_life(c->ns, oid)];
 }
 
 static void hook_taken_back(void *ctx)
@@ -168,15 +163,27 @@ int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
     return rc;
 }
 
-int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
-{
-    const struct ht_ctl_cache *cache = c->cache;
+/* --------------------------------------------------------------- endurance */
 
-    if (cache)
-        cache->rest(cache->ctx, ino);
-    int rc = ht_obj_writeback(obj);
-    ht_obj_evict(obj);
-    return rc;
+/* Bytes that the devices may take per day. 0: none, or a senseless one, which only another program can have stored. */
+static uint64_t budget_of(struct ht_ctl *c)
+{
+    char text[64];
+    ssize_t n = ht_ns_getxattr(c->ns, HT_NS_ROOT_INO, HT_XATTR_PREFIX "endurance", text, sizeof(text));
+    uint64_t bytes;
+
+    return n > 0 && ht_parse_bytes(text, (size_t)n, &bytes) == 0 ? bytes : 0;
+}
+
+/* The thread that changed it last finds no other value than its own, so the store has that in the end. */
+void ht_endurance_apply(struct ht_ctl *c)
+{
+    uint64_t bytes;
+
+    do {
+        bytes = budget_of(c);
+        ht_store_set_endurance(c->store, bytes);
+    } while (budget_of(c) != bytes);
 }
 
 /* -------------------------------------------------------------------- life */
@@ -265,11 +272,8 @@ static int start_root(void *ctx, uint64_t ino)
     if (rc)
         return rc;
     rc = ht_optim_root_add(c->optim, ino, &config, tx);
-    if (rc) {
-        (void)ht_tx_commit(tx, NULL);
-        return rc;
-    }
-    return ht_tx_commit(tx, NULL);
+    int end = ht_tx_commit(tx, NULL);
+    return rc ? rc : end;
 }
 
 int ht_ctl_start(struct ht_ctl *c)
@@ -316,44 +320,6 @@ uint32_t ht_ctl_epoch(struct ht_ctl *c)
 void ht_ctl_changed(struct ht_ctl *c)
 {
     c->epoch++;
-}
-
-static bool is_float(uint8_t dtype)
-{
-    const struct ht_dtype_word *row = ht_dtype_row(dtype);
-
-    return row && row->is_float;
-}
-
-uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino)
-{
-    struct ht_ns_tensor t;
-
-    if (ht_ns_tensor(c->ns, ino, &t) || t.is_root || !is_float(t.dtype))
-        return 0;
-    return t.root;
-}
-
-int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)
-{
-    struct ht_ns_tensor t;
-    struct ht_obj *obj;
-    int rc = ht_ns_tensor(c->ns, ino, &t);
-
-    if (rc)
-        return rc;
-    if (!t.root || !is_float(t.dtype))
-        return -EINVAL;
-    rc = ht_ns_open(c->ns, ino, &obj);
-    if (rc)
-        return rc;
-    *out = (struct ht_param_desc){
-        .root = t.root,
-        .obj = obj,
-        .dtype = t.dtype,
-        .grad_dtype = t.grad_dtype == HT_DTYPE_NONE ? t.dtype : t.grad_dtype,
-    };
-    return 0;
 }
 
 /* ------------------------------------------------------------------ errors */

@@ -3,16 +3,13 @@
 #pragma once
 
 #include "fs/ctl/ctl.h"
-#include "fs/ctl/line_quota.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/quota.h"
 #include "tiering/base/event.h"
-#include "tiering/api/object.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
-#include "tiering/api/store.h"
 #include "tiering/base/trace.h"
 #include "tiering/api/tx.h"
 
@@ -73,8 +70,7 @@ struct ht_ctl {
     struct ht_event_log *events;
     uint64_t event_patience_ns; /* an open of .hitrain/events waits so long for names of earlier events */
     pthread_t event_thread;
-    struct ht_line_quota lines[HT_EVENT_CODES]; /* of that thread */
-    struct ht_mutex name_lock;                  /* above names and optimizer */
+    struct ht_mutex name_lock; /* above names and optimizer */
     /* ns and optim may be used to find names. */
     bool attached HT_GUARDED_BY(HT_LOCK_EVENT_NAMES);
 
@@ -112,13 +108,12 @@ bool ht_last_error_clear(struct ht_ctl *c, uint64_t ino);
 bool ht_last_error_get(struct ht_ctl *c, uint64_t ino, struct ht_last_error *out);
 int ht_last_error_format(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
 
+/* ctl.c */
 /*
- * endurance.c: tells the store the attribute endurance of the mount's root, or that there is none. After each change of
- * it. Any number of threads at a time.
+ * Tells the store the attribute endurance of the mount's root, or that there is none. After each change of it. Any
+ * number of threads at a time.
  */
 void ht_endurance_apply(struct ht_ctl *c);
-
-/* ctl.c */
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
 /* The kernel drops its pages of these bytes, or (len 0) of all. WAITS for what its requests wait for. */
@@ -127,15 +122,21 @@ void ht_ctl_drop_data(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len
 void ht_ctl_drop_stale(struct ht_ctl *c);
 /* A file's content into memory, where its next opener will look for it. WAITS. */
 int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_MUST_CHECK;
-/* Out of memory, unless a program has it mapped. WAITS. */
-int ht_ctl_evict(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_MUST_CHECK;
-/* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
-int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_MUST_CHECK;
+
+/* An attribute that is set, or removed: then without a value. */
+struct ht_attribute {
+    struct ht_ctl *ctl;
+    uint64_t ino;
+    const char *name; /* whole */
+    const char *value;
+    size_t len;
+    int flags;
+    const struct ht_caller *caller;
+};
 
 /* optimizer.c: the word optimizer. */
-int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
-                     const struct ht_caller *caller) HT_MUST_CHECK;
-int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
+int ht_optimizer_set(const struct ht_attribute *a) HT_MUST_CHECK;
+int ht_optimizer_remove(const struct ht_attribute *a) HT_MUST_CHECK;
 /* The configuration in an inode's attribute. -ENODATA, -EINVAL with text in err. */
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
@@ -160,15 +161,28 @@ void ht_override_forget_all(struct ht_ctl *c);
 /* Appends the inode (uint64_t) of each parameter of root that has state. */
 int ht_override_stateful(struct ht_ctl *c, uint64_t root, struct ht_buf *out) HT_MUST_CHECK;
 
-/*
- * shape.c: a shape that is to be set, and the present one. -EINVAL with text in err: the file has another number of
- * elements.
- */
+/* params.c */
+/* The model root that an inode is, or is below; 0: none. */
+uint64_t ht_ctl_root_of(struct ht_ctl *c, uint64_t ino);
+/* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
+int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_MUST_CHECK;
+/* Its attribute shape. -ENODATA; -EINVAL, -ERANGE: it is none. */
+int ht_shape_of(struct ht_ctl *c, uint64_t ino, struct ht_shape *out) HT_MUST_CHECK;
+/* A shape that is to be set, and the present one. -EINVAL with text in err: the file has another number of elements. */
 int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len,
                   char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+/* Again when a gradient is opened: a program may have set the shape before it wrote the file. */
+int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *config, struct ht_optim_sections *sections,
                     char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK; /* ht_muon_blocks */
-int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+/*
+ * Bytes of a parameter, as read and write of its file have them. A read waits for updates of the bytes; a writer has
+ * waited, unless it has pages of a mapping. A parameter becomes no longer: -ESTALE. WAITS.
+ */
+ssize_t ht_ctl_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+ssize_t ht_ctl_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf,
+                           size_t len) HT_MUST_CHECK;
+
 #define HT_MAKING_MAX 64 /* bytes of the attribute making */
 /* -EBUSY: its attribute making says that its maker has not committed it. or_claimed: 0 while it is claimed. */
 int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
@@ -235,9 +249,6 @@ struct ht_call {
     struct ht_optim_steer by; /* by.why comes before err */
     char *err;                /* HT_CTL_ERROR_MAX bytes; empty: the error number says it */
 };
-/* apply.c */
-int ht_ctl_apply(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
-int ht_ctl_drop(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 /* kept.c: make, use and end kept steps. */
 int ht_kept_snapshot(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_hold(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
@@ -245,8 +256,6 @@ int ht_kept_archived(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_forget(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_rollback(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 int ht_kept_clone(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
-/* background.c */
-int ht_background_command(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
 
 /* cold.c: commands; texts of attributes. The attribute cold goes where no content lies in the vault: WAITS. */
 int ht_cold_vault(struct ht_call *q, uint64_t ino) HT_MUST_CHECK;
@@ -259,15 +268,11 @@ void ht_cold_settle(struct ht_ctl *c, uint64_t root);
 /* digest.c: why the kept step with this directory has no digest, for people. False: it did not fail in this mount. */
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX]);
 
-/* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
+/* figures.c */
+/* Lines of stats for each NUMA node that memory comes from, if there are several. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
-void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
-/* devices.c */
-void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
-/* background.c */
-void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out);
-
-/* metric.c */
+/* Metrics of devices, engines in the background, and these nodes. */
+void ht_part_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* A figure at this offset in the struct that has it. */
 uint64_t ht_metrics_value(const void *of, size_t offset);
 /* What comes before the samples of a metric. Its unit is bytes if its name says so. */

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fs/ctl/delta.h"
-#include "fs/ctl/ctl_priv.h"
+/*
+ * delta.c - .hitrain/delta/STEP: the changes of a step, as a safetensors file (state/delta.h has the content).
+ *
+ *   NAME.indices   I32, or I64 beyond 2^31 elements; ascending, in the flat parameter NAME
+ *   NAME.values    the new values, in the parameter's dtype, or bf16
+ *   __metadata__   format, version, step, base_step, lineage, and shapes: JSON with the shape of each NAME
+ *
+ * Names are those at the open: another name cuts the chain of deltas. One that is open needs no lock.
+ */
+#include "fs/ctl/hidden_priv.h"
 
 #include <limits.h>
 #include <unistd.h>
 
-#include "tiering/base/json.h"
-
-enum { ALIGN_BYTES = 8, SHAPE_TEXT_MAX = 512 };
+enum { ALIGN_BYTES = 8 };
 
 struct tensor {
     const struct ht_delta_change *of;
@@ -79,11 +85,9 @@ static void place_tensors(struct ht_delta_file *f, size_t params)
 
 static void put_shape(struct ht_ctl *c, struct ht_json *j, const char *name, const struct ht_delta_change *p)
 {
-    char text[SHAPE_TEXT_MAX];
-    ssize_t n = ht_ns_getxattr(c->ns, p->oid, HT_XATTR_PREFIX "shape", text, sizeof(text));
     struct ht_shape shape;
 
-    if (n < 0 || ht_parse_shape(text, (size_t)n, &shape) || shape.elements != p->elements)
+    if (ht_shape_of(c, p->oid, &shape) || shape.elements != p->elements)
         shape = (struct ht_shape){.dim = {p->elements}, .count = 1};
     ht_json_array(j, name);
     for (unsigned i = 0; i < shape.count; i++)
@@ -133,13 +137,11 @@ static int make_header(struct ht_delta_file *f, const struct ht_delta_stat *st, 
 {
     FILE *to = open_memstream(&f->header, &f->header_bytes);
     ht_le64 length = {{0}};
-    struct ht_json j;
 
     if (!to)
         return -ENOMEM;
     fwrite(&length, sizeof(length), 1, to);
-    ht_json_init_lines(&j, to);
-    ht_json_object(&j, NULL);
+    struct ht_json j = ht_feed_line(to);
     put_metadata(&j, st, shapes);
     for (size_t i = 0; i < f->tensors; i++)
         put_tensor(&j, &f->tensor[i], names[f->tensor[i].param]);
@@ -160,11 +162,9 @@ static int name_params(struct ht_ctl *c, uint64_t root, const struct ht_delta_fi
                        const struct ht_caller *caller, char **names, FILE *shapes)
 {
     char name[PATH_MAX];
-    struct ht_json j;
+    struct ht_json j = ht_feed_line(shapes);
     int rc = 0;
 
-    ht_json_init_lines(&j, shapes);
-    ht_json_object(&j, NULL);
     for (size_t i = 0; i < params && !rc; i++) {
         const struct ht_delta_change *p = ht_optim_delta_change(f->delta, i);
         rc = name_of(c, root, p->oid, name);

@@ -380,13 +380,6 @@ static int put_file(struct walk *k, const struct stat *st)
     return rc ? rc : put_content(k, st);
 }
 
-static int put_directory(struct walk *k, uint64_t ino)
-{
-    ht_digest_put_entry(&k->digest, HT_DIGEST_DIRECTORY, 0, k->path, "");
-    int rc = put_attributes(k, ino);
-    return rc ? rc : push(k, ino);
-}
-
 static int put_symlink(struct walk *k, uint64_t ino)
 {
     char target[HT_SYMLINK_BYTES_MAX + 1];
@@ -408,14 +401,17 @@ static int put_inode(struct walk *k, uint64_t ino)
 
     if (rc)
         return rc;
-    if (S_ISDIR(st.st_mode))
-        rc = put_directory(k, ino);
-    else if (S_ISREG(st.st_mode))
+    if (S_ISDIR(st.st_mode)) {
+        ht_digest_put_entry(&k->digest, HT_DIGEST_DIRECTORY, 0, k->path, "");
+        rc = put_attributes(k, ino);
+        rc = rc ? rc : push(k, ino);
+    } else if (S_ISREG(st.st_mode)) {
         rc = put_file(k, &st);
-    else if (S_ISLNK(st.st_mode))
+    } else if (S_ISLNK(st.st_mode)) {
         rc = put_symlink(k, ino);
-    else
+    } else {
         rc = -EOPNOTSUPP;
+    }
     ht_ns_forget(k->c->ns, ino, 1);
     return rc;
 }
@@ -440,27 +436,11 @@ static int next_name(struct walk *k)
 
 /* ------------------------------------------------------------------ the walk */
 
-static void walk_free(struct walk *k)
-{
-    while (k->depth)
-        pop(k);
-    tdestroy(k->links, free);
-    ht_digest_end(&k->digest);
-    free(k);
-}
-
-/* Files and states may share bytes with others: what will be read. */
-static uint64_t bytes_of(struct ht_ctl *c, uint64_t kept)
-{
-    uint64_t stored_bytes = 0, own_bytes;
-
-    return ht_store_scope_space(c->store, kept, &stored_bytes, &own_bytes) ? 0 : stored_bytes;
-}
-
 static int walk_begin(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
     struct walk *k = calloc(1, sizeof(*k));
     int rc = k ? ht_digest_begin(&k->digest, about->step) : -ENOMEM;
+    uint64_t stored_bytes, own_bytes;
 
     if (rc) {
         free(k);
@@ -469,13 +449,20 @@ static int walk_begin(struct ht_ctl *c, const struct ht_ns_kept *about)
     k->c = c;
     k->about = *about;
     c->digests->walk = k;
-    c->digests->left_bytes = bytes_of(c, about->ino);
+    if (ht_store_scope_space(c->store, about->ino, &stored_bytes, &own_bytes) == 0)
+        c->digests->left_bytes = stored_bytes; /* shared with others or not: they will be read */
     return put_inode(k, about->ino);
 }
 
 static void walk_end(struct ht_ctl *c)
 {
-    walk_free(c->digests->walk);
+    struct walk *k = c->digests->walk;
+
+    while (k->depth)
+        pop(k);
+    tdestroy(k->links, free);
+    ht_digest_end(&k->digest);
+    free(k);
     c->digests->walk = NULL;
     c->digests->left_bytes = 0;
 }
@@ -504,13 +491,6 @@ static int go_on(struct walk *k, struct ht_budget *b)
 }
 
 /* ----------------------------------------------------------------- failures */
-
-static bool has_failed(struct ht_ctl *c, uint64_t kept)
-{
-    char text[HT_CTL_ERROR_MAX];
-
-    return ht_digest_error(c, kept, text);
-}
 
 bool ht_digest_error(struct ht_ctl *c, uint64_t kept, char out[HT_CTL_ERROR_MAX])
 {
@@ -563,10 +543,11 @@ static bool comes_before(const struct ht_ns_kept *a, const struct ht_ns_kept *b)
 
 static bool wants_digest(struct ht_ctl *c, const struct ht_ns_kept *about)
 {
-    char digits[HT_NS_DIGEST_MAX];
+    char digits[HT_NS_DIGEST_MAX], why[HT_CTL_ERROR_MAX];
 
     return c->digests->failures < FAILURES_MAX && ht_ns_kept_digest(c->ns, about->ino, digits) != 0 &&
-        !has_failed(c, about->ino) && !ht_scope_cold_bytes(c->store, about->ino); /* no engine waits for a vault */
+        !ht_digest_error(c, about->ino, why) &&
+        !ht_scope_cold_bytes(c->store, about->ino); /* no engine waits for a vault */
 }
 
 /* 1: out is next; 0: none, and *out_at_ns says when there is one (0: not known). -ENOMEM */
@@ -622,6 +603,16 @@ static bool is_passing(int rc)
     return rc == -ENOMEM || rc == -ENOSPC || rc == -EROFS || rc == -EAGAIN;
 }
 
+/* Ends the walk after an error, which is the step's if it stays. */
+static enum ht_step give_up(struct ht_ctl *c, const struct ht_ns_kept *about, int rc)
+{
+    if (c->digests->walk && !is_passing(rc) && is_there(c, about))
+        fail(c, c->digests->walk, rc);
+    if (c->digests->walk)
+        walk_end(c);
+    return is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+}
+
 static enum ht_step begin_next(struct ht_ctl *c, struct ht_budget *b)
 {
     struct ht_ns_kept about;
@@ -631,13 +622,7 @@ static enum ht_step begin_next(struct ht_ctl *c, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (rc > 0)
         rc = walk_begin(c, &about);
-    if (rc == 0)
-        return HT_STEP_WORKED;
-    if (c->digests->walk && !is_passing(rc) && is_there(c, &about))
-        fail(c, c->digests->walk, rc);
-    if (c->digests->walk)
-        walk_end(c);
-    return is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    return rc ? give_up(c, &about, rc) : HT_STEP_WORKED;
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)
@@ -659,10 +644,10 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         rc = note(c, k);
     if (rc && is_passing(rc) && k->digits[0])
         return HT_STEP_BLOCKED; /* noted later */
-    if (rc && !is_passing(rc) && is_there(c, &k->about))
-        fail(c, k, rc);
+    if (rc)
+        return give_up(c, &k->about, rc);
     walk_end(c);
-    return rc && is_passing(rc) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    return HT_STEP_WORKED;
 }
 
 static void values(void *ctx, uint64_t out[HT_DIGEST_FIGURES])

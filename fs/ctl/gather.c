@@ -1,7 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "fs/ctl/gather.h"
-#include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/shard.h"
+/*
+ * gather.c - many parameters of a model as one file: their values one after the other to read, their gradients one
+ * after the other to write.
+ *
+ * The members are those that HT_IOCTL_GATHER has named so far, in that order. They are of one open file, and stay its
+ * members as they were named: a member whose file is gone, or has another size, is ESTALE. Written gradients join the
+ * step by `apply`, and nothing else; those that wait for it when the file is closed are dropped. Bytes of other writers
+ * stay.
+ *
+ * The members of all open files have a limit, and so has the memory for bytes that wait for `apply`. Of both a
+ * user has a part (tiering/base/quota.h), so no user takes all. A file counts for the user that opened it.
+ *
+ * One lock for each open file, while members join it; it is held over no wait. Reads and writes take no lock here.
+ */
+#include "fs/ctl/hidden_priv.h"
 
 #include <unistd.h>
 
@@ -90,25 +102,23 @@ static void leave_user(struct ht_ctl *c, struct ht_gather_user *u)
         free(u);
 }
 
-/* More members of this user. -ENOMEM: so many are not left. -EDQUOT: not for this user. */
-static int may_take(const struct ht_gather *g, uint32_t count) HT_REQUIRES(HT_LOCK_CTL)
-{
-    const struct ht_quota *q = &g->ctl->gathers.members;
-
-    if (count > q->max - ht_quota_taken(q))
-        return -ENOMEM;
-    return count > ht_quota_room(q, &g->user->members) ? -EDQUOT : 0;
-}
-
-/* A member costs a client nothing and the daemon some memory, so all together have a limit. */
+/*
+ * A member costs a client nothing and the daemon some memory, so all together have a limit. -ENOMEM: so many are not
+ * left. -EDQUOT: not for this user.
+ */
 static int take_members(struct ht_gather *g, uint32_t count)
 {
     struct ht_ctl *c = g->ctl;
+    int rc = 0;
 
     ht_mutex_lock(ht_ctl_lock(c));
-    int rc = may_take(g, count);
-    if (!rc)
-        ht_quota_set(&c->gathers.members, &g->user->members, g->user->members.taken + count);
+    struct ht_quota *q = &c->gathers.members;
+    if (count > q->max - ht_quota_taken(q))
+        rc = -ENOMEM;
+    else if (count > ht_quota_room(q, &g->user->members))
+        rc = -EDQUOT;
+    else
+        ht_quota_set(q, &g->user->members, g->user->members.taken + count);
     ht_mutex_unlock(ht_ctl_lock(c));
     return rc;
 }
@@ -356,7 +366,7 @@ static ssize_t move_piece(struct ht_gather *g, enum side side, const struct memb
     ssize_t n;
 
     if (side == VALUES)
-        n = ht_shard_param_read(g->ctl, m->obj, off, buf, len);
+        n = ht_ctl_param_read(g->ctl, m->obj, off, buf, len);
     else
         n = waits ? ht_grad_write(m->grad, off, buf, len) : ht_grad_try_write(m->grad, off, buf, len);
     if (n > 0)

@@ -13,9 +13,7 @@
  * Attributes derive from those of that inode, so that the kernel's permission check grants the rights for steering and
  * reading; ht_hidden_open checks again.
  */
-#include "fs/ctl/delta.h"
 #include "fs/ctl/hidden_priv.h"
-#include "fs/ctl/shard.h"
 
 #include <unistd.h>
 
@@ -200,29 +198,22 @@ uint64_t ht_hidden_step(struct ht_ctl *c, uint64_t ino)
     return last && back <= last - first ? last - back : 0;
 }
 
-/* d: none. */
-static uint64_t delta_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
+/* Of a delta or a logged step. d: none. */
+static uint64_t step_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
 {
-    struct ht_delta_file *f;
-    uint64_t step = ht_hidden_step(c, ino);
-
-    if (!step || ht_delta_open(c, ht_hidden_base(ino), step, NULL, &f))
-        return 0;
-    uint64_t bytes = ht_delta_bytes(f);
-    ht_delta_close(f);
-    return bytes;
-}
-
-/* d: none. */
-static uint64_t redo_size(struct ht_ctl *c, uint64_t ino, const struct ht_param_desc *d)
-{
+    uint64_t step = ht_hidden_step(c, ino), root = ht_hidden_base(ino), bytes = 0;
     struct ht_optim_redo *r;
-    uint64_t step = ht_hidden_step(c, ino);
+    struct ht_delta_file *f;
 
-    if (!step || ht_optim_redo_open(c->optim, ht_hidden_base(ino), step, &r))
+    if (!step)
         return 0;
-    uint64_t bytes = ht_optim_redo_bytes(r);
-    ht_optim_redo_close(r);
+    if (ht_hidden_kind(ino) == HT_HIDDEN_DELTA && ht_delta_open(c, root, step, NULL, &f) == 0) {
+        bytes = ht_delta_bytes(f);
+        ht_delta_close(f);
+    } else if (ht_hidden_kind(ino) == HT_HIDDEN_REDO && ht_optim_redo_open(c->optim, root, step, &r) == 0) {
+        bytes = ht_optim_redo_bytes(r);
+        ht_optim_redo_close(r);
+    }
     return bytes;
 }
 
@@ -265,7 +256,7 @@ static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
 
     if (!row->size)
         return 0;
-    if (row->size == redo_size || row->size == delta_size)
+    if (row->size == step_size)
         return row->size(c, ino, NULL);
     if (ht_ctl_describe(c, ht_hidden_base(ino), &d))
         return 0;
@@ -300,12 +291,9 @@ int ht_hidden_shard_map(struct ht_ctl *c, uint64_t ino, const struct ht_param_de
 /* The inode whose permissions rule: for ctl the model root, else the base. */
 uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino)
 {
-    struct ht_ns_tensor t;
-    uint64_t base = ht_hidden_base(ino);
+    uint64_t base = ht_hidden_base(ino), root = ht_hidden_kind(ino) == HT_HIDDEN_CTL ? ht_ctl_root_of(c, base) : 0;
 
-    if (ht_hidden_kind(ino) != HT_HIDDEN_CTL || ht_ns_tensor(c->ns, base, &t) || !t.root)
-        return base;
-    return t.root;
+    return root ? root : base;
 }
 
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
@@ -355,24 +343,14 @@ static int found(struct ht_ctl *c, uint64_t number, struct stat *out_st)
 
 static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
 {
-    struct ht_ns_tensor t;
     struct stat st;
     int rc = ht_ns_getattr(c->ns, dir, &st);
 
-    if (rc == 0)
-        rc = ht_ns_tensor(c->ns, dir, &t);
     if (rc)
         return rc;
-    if (!S_ISDIR(st.st_mode) || (!t.root && dir != HT_NS_ROOT_INO))
+    if (!S_ISDIR(st.st_mode) || (dir != HT_NS_ROOT_INO && !ht_ctl_root_of(c, dir)))
         return -ENOENT;
     return found(c, number_of(HT_HIDDEN_DIR, 0, dir), out_st);
-}
-
-static bool below_root(struct ht_ctl *c, uint64_t dir)
-{
-    struct ht_ns_tensor t;
-
-    return ht_ns_tensor(c->ns, dir, &t) == 0 && t.root;
 }
 
 /* Has this directory an entry of this row? */
@@ -384,7 +362,7 @@ static bool is_there(struct ht_ctl *c, const struct row *row, uint64_t parent)
         return false;
     if (row->place == IN_MOUNT)
         return dir == HT_NS_ROOT_INO;
-    return (row->place < IN_MODEL || below_root(c, dir)) && (row->place < IN_ROOT || ht_ctl_is_root(c, dir)) &&
+    return (row->place < IN_MODEL || ht_ctl_root_of(c, dir)) && (row->place < IN_ROOT || ht_ctl_is_root(c, dir)) &&
         (row->place < IN_LIVING || !ht_ns_is_frozen(c->ns, dir));
 }
 
@@ -446,33 +424,6 @@ static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, str
     return rc;
 }
 
-static int lookup_state(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
-{
-    uint64_t param = ht_hidden_base(parent);
-    struct ht_param_desc d;
-    const char *known;
-    int rc = ht_ctl_describe(c, param, &d);
-    unsigned i = 0;
-
-    if (rc)
-        return -ENOENT;
-    while (i < HT_HIDDEN_STATES_MAX && (rc = ht_optim_state_name(c->optim, &d, i, &known)) == 0 && strcmp(known, name))
-        i++;
-    ht_ns_close(c->ns, param);
-    return rc || i == HT_HIDDEN_STATES_MAX ? -ENOENT
-                                           : found(c, number_below(parent, row_of(parent)->entry, i, param), out_st);
-}
-
-static int lookup_step(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
-{
-    uint64_t root = ht_hidden_base(dir), step, first, last;
-
-    find_steps(c, ht_hidden_kind(dir), root, &first, &last);
-    if (ht_parse_u64(name, strlen(name), &step) || *name == '0' || step < first || step > last)
-        return -ENOENT;
-    return found(c, number_of(row_of(dir)->entry, step & 0xff, root), out_st);
-}
-
 static int lookup_kept(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
     return ht_ns_kept_lookup(c->ns, ht_hidden_base(dir), name, out_st);
@@ -490,38 +441,31 @@ static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct st
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
     int rc = lookup(c, parent, name, out_st);
-    struct ht_ns_tensor t;
 
-    if (rc == 0 && c->last_errors && ht_hidden_match(parent) && ht_ns_tensor(c->ns, ht_hidden_base(parent), &t) == 0)
-        ht_last_error_done(c, t.root, "name");
+    if (rc == 0 && c->last_errors && ht_hidden_match(parent))
+        ht_last_error_done(c, ht_ctl_root_of(c, ht_hidden_base(parent)), "name");
     return rc;
-}
-
-static void report_missing_parameter(struct ht_ctl *c, uint64_t root, uint64_t dir, const char *what, const char *name)
-{
-    char path[160];
-
-    ht_ns_path(c->ns, dir, path, sizeof(path));
-    ht_last_error_set(c, root, "name", HT_CTL_DIR "/%s/%.64s: there is no such file below /%s", what, name, path);
 }
 
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller)
 {
-    uint64_t dir = ht_hidden_base(parent);
-    struct ht_ns_tensor t;
+    uint64_t dir = ht_hidden_base(parent), root = ht_hidden_match(parent) ? ht_ctl_root_of(c, dir) : 0;
+    enum ht_hidden_kind kind = ht_hidden_kind(parent);
+    char path[160];
 
-    if (!ht_hidden_match(parent) || ht_ns_tensor(c->ns, dir, &t) || !t.root || ht_ctl_may_steer(c, t.root, caller))
+    if (!root || ht_ctl_may_steer(c, root, caller))
         return;
-    if (ht_hidden_kind(parent) == HT_HIDDEN_DIR)
+    if (kind == HT_HIDDEN_DIR)
         ht_last_error_set(
-            c, t.root, "name",
+            c, root, "name",
             HT_CTL_DIR "/%.64s: there are ctl, stats, grad/P, grad-topk/P and state/P/NAME, where P is the path of a "
                        "parameter; in a model root also snap/STEP and shard/<r>of<R>/",
             name);
-    else if (ht_hidden_kind(parent) == HT_HIDDEN_GRAD_DIR)
-        report_missing_parameter(c, t.root, dir, "grad", name);
-    else if (ht_hidden_kind(parent) == HT_HIDDEN_TOPK_DIR)
-        report_missing_parameter(c, t.root, dir, "grad-topk", name);
+    if (kind != HT_HIDDEN_GRAD_DIR && kind != HT_HIDDEN_TOPK_DIR)
+        return;
+    ht_ns_path(c->ns, dir, path, sizeof(path));
+    ht_last_error_set(c, root, "name", HT_CTL_DIR "/%s/%.64s: there is no such file below /%s", row_of(parent)->name,
+                      name, path);
 }
 
 /* ------------------------------------------------------------- directories */
@@ -546,6 +490,12 @@ static int list_one(struct ht_hidden_dir *d, const char *name, uint64_t ino, uin
     ht_buf_put(&d->names, name, strlen(name) + 1);
     ht_buf_put(&d->entries, &l, sizeof(l));
     return d->names.err ? d->names.err : d->entries.err;
+}
+
+static void end_list(struct ht_hidden_dir *d)
+{
+    ht_buf_free(&d->names);
+    ht_buf_free(&d->entries);
 }
 
 static int list_named(struct ht_hidden_dir *d, uint64_t dir)
@@ -703,11 +653,25 @@ bool ht_hidden_entry(const struct ht_hidden_dir *d, uint64_t i, const char **out
     return true;
 }
 
+/* A name of a state or step: as a listing has it. */
+static int lookup_listed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
+{
+    struct ht_hidden_dir d = {.ctl = c, .names = HT_BUF_INIT, .entries = HT_BUF_INIT};
+    int rc = row_of(dir)->list(&d, dir);
+    uint64_t number = 0;
+    const char *known;
+    struct stat st;
+
+    for (uint64_t i = 0; !rc && !number && ht_hidden_entry(&d, i, &known, &st); i++)
+        number = strcmp(known, name) == 0 ? st.st_ino : 0;
+    end_list(&d);
+    return rc ? rc : number ? found(c, number, out_st) : -ENOENT;
+}
+
 void ht_hidden_closedir(struct ht_hidden_dir *d)
 {
     ht_ctl_unlink(d->ctl, &d->link);
-    ht_buf_free(&d->names);
-    ht_buf_free(&d->entries);
+    end_list(d);
     free(d);
 }
 
@@ -725,8 +689,8 @@ void ht_hidden_closedir_all(struct ht_ctl *c)
 #define DIR_MODE .mode = S_IFDIR, .mask = 0555
 #define NAMED .lookup = lookup_named, .list = list_named
 #define PARAMS(kind) DIR_MODE, .lookup = lookup_param, .list = list_params, .entry = (kind)
-#define STEPS(kind) .lookup = lookup_step, .list = list_steps, .entry = (kind)
-#define STATES(kind) .mode = S_IFDIR, .bits = search_bits, .lookup = lookup_state, .list = list_states, .entry = (kind)
+#define STEPS(kind) .lookup = lookup_listed, .list = list_steps, .entry = (kind)
+#define STATES(kind) .mode = S_IFDIR, .bits = search_bits, .lookup = lookup_listed, .list = list_states, .entry = (kind)
 
 static const struct row rows[HT_HIDDEN_KINDS] = {
     [0] = {FILE_MODE},
@@ -734,7 +698,7 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_BACKGROUND] = {"background", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_CTL] = {"ctl", HT_HIDDEN_DIR, EVERYWHERE, .mode = S_IFREG, .bits = steer_bits},
     [HT_HIDDEN_DELTA_DIR] = {"delta", HT_HIDDEN_DIR, IN_LIVING, DIR_MODE, STEPS(HT_HIDDEN_DELTA)},
-    [HT_HIDDEN_DELTA] = {TEXT_MODE, .size = delta_size},
+    [HT_HIDDEN_DELTA] = {TEXT_MODE, .size = step_size},
     [HT_HIDDEN_DEVICES] = {"devices", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_EVENTS] = {"events", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
     [HT_HIDDEN_GATHER] = {"gather", HT_HIDDEN_DIR, IN_LIVING, FILE_MODE},
@@ -747,7 +711,7 @@ static const struct row rows[HT_HIDDEN_KINDS] = {
     [HT_HIDDEN_ORTHO] = {.mode = S_IFREG, .mask = 0222, .size = ortho_size},
     [HT_HIDDEN_PLAN] = {"plan", HT_HIDDEN_DIR, IN_MOUNT, PRIVATE_MODE},
     [HT_HIDDEN_REDO_DIR] = {"redo", HT_HIDDEN_DIR, IN_LIVING, .mode = S_IFDIR | 0500, STEPS(HT_HIDDEN_REDO)},
-    [HT_HIDDEN_REDO] = {PRIVATE_MODE, .size = redo_size},
+    [HT_HIDDEN_REDO] = {PRIVATE_MODE, .size = step_size},
     [HT_HIDDEN_ROOTS] = {"roots", HT_HIDDEN_DIR, IN_MOUNT, TEXT_MODE},
     [HT_HIDDEN_SHARD_DIR] = {"shard", HT_HIDDEN_DIR, IN_ROOT, DIR_MODE, .lookup = lookup_rank, .list = list_ranks},
     [HT_HIDDEN_SNAP_DIR] = {"snap", HT_HIDDEN_DIR, IN_LIVING, DIR_MODE, .lookup = lookup_kept, .list = list_kept},

@@ -11,10 +11,10 @@
  *     background  devices  roots    of the mount's root: JSON Lines
  *     kept                 of a model root's directory: its kept steps as JSON Lines
  *     redo/STEP            of a model root's directory, for its owner and root: a logged step
- *     delta/STEP           of a model root's directory: what a step has changed (delta.h)
+ *     delta/STEP           of a model root's directory: what a step has changed
  *     snap/STEP            of a model root's directory: that of a kept step, an ordinary inode
  *     shard/<r>of<R>/      of a model root's directory: param/P, grad/P and state/P/NAME, the blocks of rank r alone
- *     gather               of a model root's directory: many parameters and gradients as one file (gather.h)
+ *     gather               of a model root's directory: many parameters and gradients as one file
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They take
@@ -43,7 +43,7 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_MU
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_MUST_CHECK;
 
 /*
- * same.c: a file or state of a kept step beside another one of the same model, see HT_IOCTL_SAME. -EINVAL: one of them
+ * kept.c: a file or state of a kept step beside another one of the same model, see HT_IOCTL_SAME. -EINVAL: one of them
  * is no such thing; -EACCES: the caller may not read the other one; -ESTALE.
  */
 int ht_kept_same(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
@@ -97,7 +97,7 @@ bool ht_hidden_is_counted(const struct ht_hidden_file *f);
 /* Its reads go to HT_LANE_PAUSES from now on. -EINVAL: it is no state of a kept step. */
 int ht_hidden_set_background(struct ht_hidden_file *f) HT_MUST_CHECK;
 
-/* Is it .hitrain/gather? More members of an open one (gather.h). WAITS as the open of a gradient does. */
+/* Is it .hitrain/gather? More members of an open one. WAITS as the open of a gradient does. */
 bool ht_hidden_gathers(uint64_t ino);
 int ht_hidden_gather(struct ht_hidden_file *f, const char *lines, size_t len,
                      const struct ht_caller *caller) HT_MUST_CHECK;

@@ -6,11 +6,7 @@
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
  * command, which is why such calls WAIT.
  */
-#include "fs/ctl/delta.h"
-#include "fs/ctl/feed.h"
-#include "fs/ctl/gather.h"
 #include "fs/ctl/hidden_priv.h"
-#include "fs/ctl/shard.h"
 
 #include <limits.h>
 #include <unistd.h>
@@ -189,12 +185,12 @@ static int fsync_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 
 static ssize_t read_param(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
 {
-    return ht_shard_param_read(f->ctl, f->param.obj, off, buf, len);
+    return ht_ctl_param_read(f->ctl, f->param.obj, off, buf, len);
 }
 
 static ssize_t write_param(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len, bool waits)
 {
-    return ht_shard_param_write(f->ctl, f->param.obj, off, buf, len);
+    return ht_ctl_param_write(f->ctl, f->param.obj, off, buf, len);
 }
 
 static int fsync_param(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -215,12 +211,12 @@ static bool is_of_shard(const void *ctx, uint64_t off)
     return at < m->count && ht_shard_block(m, at) == block;
 }
 
-/* After the whole that it is a part of. */
+/* After the whole that it is a part of, which ends if it fails. */
 static int open_shard(struct ht_hidden_file *f)
 {
     int rc = ht_hidden_shard_map(f->ctl, f->ino, &f->param, &f->shard);
 
-    if (rc && f->grad)
+    if (rc && f->grad) /* not by its close, which would report a client that wrote nothing */
         ht_grad_release(f->grad);
     else if (f->grad)
         ht_grad_set_part(f->grad, is_of_shard, f->shard);
@@ -517,16 +513,10 @@ static const struct contents contents[HT_HIDDEN_KINDS] = {
 
 static int access_mask(uint64_t ino, int flags)
 {
-    if (ht_hidden_commands(ino))
-        return W_OK; /* a user who may steer may read the answers */
-    switch (flags & O_ACCMODE) {
-    case O_RDONLY:
-        return R_OK;
-    case O_WRONLY:
-        return W_OK;
-    default:
-        return R_OK | W_OK;
-    }
+    static const int masks[O_ACCMODE + 1] = {
+        [O_RDONLY] = R_OK, [O_WRONLY] = W_OK, [O_RDWR] = R_OK | W_OK, [O_ACCMODE] = R_OK | W_OK};
+
+    return ht_hidden_commands(ino) ? W_OK : masks[flags & O_ACCMODE]; /* who may steer may read the answers */
 }
 
 static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller)
@@ -552,11 +542,8 @@ static int open_of_param(struct ht_hidden_file *f, const struct ht_caller *calle
     rc = f->row->traffic == HT_TRAFFIC_GRAD ? may_have_gradient(f, caller) : 0;
     if (rc == 0 && f->row->open)
         rc = f->row->open(f, caller);
-    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino))) {
+    if (rc == 0 && ht_hidden_is_shard(ht_hidden_kind(f->ino)))
         rc = open_shard(f);
-        if (rc && f->grad) /* not by its close, which would report a client that wrote nothing */
-            ht_grad_release(f->grad);
-    }
     if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return rc;
@@ -747,9 +734,7 @@ uint64_t ht_hidden_param(const struct ht_hidden_file *f)
 
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino)
 {
-    struct ht_ns_tensor t;
-
-    return ht_ns_tensor(c->ns, ht_hidden_base(ino), &t) ? 0 : t.root;
+    return ht_ctl_root_of(c, ht_hidden_base(ino));
 }
 
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len)

@@ -46,19 +46,14 @@ static struct ht_last_error *victim_locked(struct ht_ctl *c) HT_REQUIRES(HT_LOCK
     return best;
 }
 
-static struct ht_last_error *place_locked(struct ht_ctl *c, uint64_t ino) HT_REQUIRES(HT_LOCK_CTL)
-{
-    struct ht_last_error *p = find_locked(c, ino);
-
-    if (!p)
-        p = find_locked(c, 0);
-    return p ? p : victim_locked(c);
-}
-
 static void put_error(struct ht_ctl *c, const struct ht_last_error *new)
 {
     ht_mutex_lock(ht_ctl_lock(c));
-    struct ht_last_error *p = place_locked(c, new->ino);
+    struct ht_last_error *p = find_locked(c, new->ino);
+    if (!p)
+        p = find_locked(c, 0);
+    if (!p)
+        p = victim_locked(c);
     c->last_errors += p->ino == 0;
     *p = *new;
     p->age = ++c->last_error_age;
@@ -73,20 +68,14 @@ static void drop_locked(struct ht_ctl *c, struct ht_last_error *p) HT_REQUIRES(H
 
 /* --------------------------------------------------------------------- set */
 
-static uint32_t owner_of(struct ht_ctl *c, uint64_t ino)
-{
-    struct stat st;
-
-    return ht_ns_getattr(c->ns, ino, &st) == 0 ? st.st_uid : 0;
-}
-
 /* A model root shows the optimizer's error first. That one is older than this one, and is cleared. */
 static void put_at(struct ht_ctl *c, struct ht_last_error *p, uint64_t ino, uint64_t root)
 {
     struct ht_root_stat st;
+    struct stat owned;
 
     p->ino = ino;
-    p->uid = owner_of(c, ino);
+    p->uid = ht_ns_getattr(c->ns, ino, &owned) == 0 ? owned.st_uid : 0;
     p->time = time(NULL);
     p->in_model = root && ht_optim_root_stat(c->optim, root, &st) == 0;
     p->step = p->in_model ? st.step : 0;
@@ -95,46 +84,41 @@ static void put_at(struct ht_ctl *c, struct ht_last_error *p, uint64_t ino, uint
     put_error(c, p);
 }
 
-static uint64_t root_of(struct ht_ctl *c, uint64_t ino)
-{
-    struct ht_ns_tensor t;
-
-    return ht_ns_tensor(c->ns, ino, &t) == 0 ? t.root : 0;
-}
-
-void ht_last_error_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+static void report(struct ht_ctl *c, uint64_t ino, const char *kind, bool at_root, const char *fmt, va_list args)
 {
     const struct ht_event_about about = {.id = ino};
     struct ht_last_error p = {.about = ino, .kind = kind};
-    va_list args;
-
-    va_start(args, fmt);
-    vsnprintf(p.text, sizeof(p.text), fmt, args);
-    va_end(args);
-    ht_event(HT_EVENT_REFUSED, &about, "%s", p.text);
-    put_at(c, &p, ino, root_of(c, ino));
-}
-
-void ht_last_error_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
-{
-    const struct ht_event_about about = {.id = ino};
-    struct ht_last_error p = {.about = ino, .kind = kind};
-    uint64_t root = root_of(c, ino);
+    uint64_t root = ht_ctl_root_of(c, ino);
     char text[HT_CTL_ERROR_MAX], path[160];
-    va_list args;
 
-    va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
     ht_event(HT_EVENT_REFUSED, &about, "%s", text);
     memcpy(p.text, text, sizeof(p.text));
     put_at(c, &p, ino, root);
-    if (!root || root == ino)
+    if (!at_root || !root || root == ino)
         return;
     ht_ns_path(c->ns, ino, path, sizeof(path));
     if (snprintf(p.text, sizeof(p.text), "%s: %s", path, text) >= (int)sizeof(p.text))
         p.text[sizeof(p.text) - 2] = '~';
     put_at(c, &p, root, root);
+}
+
+void ht_last_error_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    report(c, ino, kind, false, fmt, args);
+    va_end(args);
+}
+
+void ht_last_error_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    report(c, ino, kind, true, fmt, args);
+    va_end(args);
 }
 
 void ht_last_error_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,

@@ -7,11 +7,8 @@
  * Figures are a snapshot: gathered into one struct, then written out. No lock is held in between, so figures of
  * different layers may be some microseconds apart.
  */
-#include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/event_log.h"
-#include "fs/ctl/feed.h"
+#include "fs/ctl/events.h"
 #include "tiering/api/plan.h"
-#include "tiering/base/json.h"
 
 #include <limits.h>
 #include <math.h>
@@ -25,7 +22,7 @@ struct metrics {
     struct ht_plan_stats plan;
     uint64_t meta_bytes;
     uint64_t file_state_bytes, file_state_bits;
-    uint64_t step_open, root_cold_bytes;
+    uint64_t root_cold_bytes;
     struct ht_traffic traffic;
     uint64_t events[HT_LOG_LEVELS];
 };
@@ -195,7 +192,7 @@ static const struct row rows[] = {
     ROOT("replay_steps_left", GAUGE, root.replay_steps_left, "Of these, the steps to come."),
     ROOT("replay_seconds_left", GAUGE, root.replay_seconds_left,
          "How long these take, an estimate; 0 until one step has ended."),
-    ROOT("step_open", IS_SET, step_open, "1 while a step is open. As an attribute, the step's number."),
+    ROOT("step_open", IS_SET, root.step_open, "1 while a step is open. As an attribute, the step's number."),
     ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
     ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),
     ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
@@ -250,11 +247,11 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
 {
     const _Atomic uint64_t *from = (const _Atomic uint64_t *)&c->traffic; /* it has nothing else */
     _Atomic uint64_t *to = (_Atomic uint64_t *)&f->traffic;
-    struct ht_event_metrics events;
+    uint64_t events[HT_EVENT_CODES];
 
-    ht_event_log_metrics(c->events, &events);
+    ht_event_log_counts(c->events, events);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
-        f->events[ht_event_kinds[i].level] += events.count[i];
+        f->events[ht_event_kinds[i].level] += events[i];
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_store_plan_stats(c->store, &f->plan);
@@ -281,13 +278,8 @@ static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)
 /* Is it added over the sums of a root? */
 static bool is_of_sums(const struct row *row)
 {
-    switch (row->offset) {
-    case offsetof(struct metrics, root.sum_resident_bytes):
-    case offsetof(struct metrics, root.sum_stored_bytes):
-        return true;
-    default:
-        return false;
-    }
+    return row->offset == offsetof(struct metrics, root.sum_resident_bytes) ||
+        row->offset == offsetof(struct metrics, root.sum_stored_bytes);
 }
 
 static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool sums, struct metrics *f)
@@ -305,7 +297,6 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         ht_optim_root_sums(c->optim, root, &f->root);
     if (rc == 0 && (scopes & OF_FILE))
         rc = gather_file(c, ino, f);
-    f->step_open = f->root.step_open;
     return rc;
 }
 
@@ -323,41 +314,40 @@ static void event_word(unsigned code, char out[EVENT_WORD_BYTES])
             *p = '_';
 }
 
-static bool find_event(const char *word, unsigned *out_code)
+/* Its code; -1: no event is counted as this. */
+static int find_event(const char *word)
 {
     char known[EVENT_WORD_BYTES];
 
     for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
         event_word(i, known);
-        if (strcmp(known, word) == 0) {
-            *out_code = i;
-            return true;
-        }
+        if (strcmp(known, word) == 0)
+            return (int)i;
     }
-    return false;
+    return -1;
 }
 
 static void event_lines(struct ht_ctl *c, struct ht_buf *out)
 {
-    struct ht_event_metrics f;
+    uint64_t count[HT_EVENT_CODES];
     char word[EVENT_WORD_BYTES];
 
-    ht_event_log_metrics(c->events, &f);
+    ht_event_log_counts(c->events, count);
     for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
         event_word(i, word);
-        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)f.count[i]);
+        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)count[i]);
     }
 }
 
 static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
 {
-    struct ht_event_metrics f;
+    uint64_t count[HT_EVENT_CODES];
 
-    ht_event_log_metrics(c->events, &f);
+    ht_event_log_counts(c->events, count);
     ht_metrics_head(out, "hitrain_events", "counter", "Events since the mount, by code.");
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
         ht_buf_printf(out, "hitrain_events_total{code=\"%s\",level=\"%s\"} %llu\n", ht_event_kinds[i].word,
-                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)f.count[i]);
+                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)count[i]);
 }
 
 /* -------------------------------------------------------------- attributes */
@@ -372,17 +362,15 @@ static const struct row *find_row(const char *word, unsigned scopes)
 
 bool ht_metrics_known(const char *word)
 {
-    unsigned code;
-
-    return find_row(word, OF_STORE | OF_ROOT | OF_FILE) || find_event(word, &code);
+    return find_row(word, OF_STORE | OF_ROOT | OF_FILE) || find_event(word) >= 0;
 }
 
 int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
 {
-    struct ht_event_metrics events;
+    uint64_t events[HT_EVENT_CODES];
     struct metrics f;
     uint64_t root;
-    unsigned scopes = scopes_of(c, ino, &root), code;
+    unsigned scopes = scopes_of(c, ino, &root);
 
     const struct row *row = find_row(word, scopes);
     if (row) {
@@ -390,10 +378,11 @@ int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         *out = rc ? 0 : ht_metrics_value(&f, row->offset);
         return rc;
     }
-    if (!(scopes & OF_STORE) || !find_event(word, &code))
+    int code = scopes & OF_STORE ? find_event(word) : -1;
+    if (code < 0)
         return -ENODATA;
-    ht_event_log_metrics(c->events, &events);
-    *out = events.count[code];
+    ht_event_log_counts(c->events, events);
+    *out = events[code];
     return 0;
 }
 
@@ -586,9 +575,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
         claim_metrics(&list, out);
     }
     if (rc == 0 && !root) {
-        ht_device_metrics(c, out);
-        ht_background_metrics(c, out);
-        ht_node_metrics(c, out);
+        ht_part_metrics(c, out);
         event_metrics(c, out);
     }
     ht_buf_printf(out, "# EOF\n");
@@ -602,12 +589,10 @@ static void put_root(const struct root_metrics *r, FILE *to)
 {
     const struct ht_root_stat *st = &r->f.root;
     char norm[32];
-    struct ht_json j;
+    struct ht_json j = ht_feed_line(to);
 
-    ht_json_init_lines(&j, to);
-    ht_json_object(&j, NULL);
     ht_json_str(&j, "path", r->path);
-    ht_json_bool(&j, "open", r->f.step_open != 0);
+    ht_json_bool(&j, "open", st->step_open != 0);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope == OF_ROOT)
             ht_json_u64(&j, rows[i].word, ht_metrics_value(&r->f, rows[i].offset));

@@ -235,24 +235,21 @@ static int refuse_value(struct ht_ctl *c, uint64_t ino, mode_t mode, const char 
     return len && memchr(value, 0, len) ? refuse_text(c, ino, "the text has a zero byte") : 0;
 }
 
-int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
-                     const struct ht_caller *caller)
+int ht_optimizer_set(const struct ht_attribute *a)
 {
+    struct ht_ctl *c = a->ctl;
     struct stat st;
-    int rc = ht_ns_getattr(c->ns, ino, &st);
+    int rc = ht_ns_getattr(c->ns, a->ino, &st);
 
     if (rc == 0)
-        rc = refuse_value(c, ino, st.st_mode, value, len);
+        rc = refuse_value(c, a->ino, st.st_mode, a->value, a->len);
     if (rc)
         return rc;
-    char *text = malloc(len + 1);
+    char *text = a->len ? strndup(a->value, a->len) : strdup(""); /* the value has no zero at its end */
     if (!text)
         return -ENOMEM;
-    if (len)
-        memcpy(text, value, len); /* has no zero at its end */
-    text[len] = 0;
     ht_mutex_lock(ht_ctl_root_lock(c));
-    rc = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags, caller);
+    rc = set_locked(c, a->ino, S_ISDIR(st.st_mode), text, a->flags, a->caller);
     ht_mutex_unlock(ht_ctl_root_lock(c));
     free(text);
     return rc;
@@ -311,17 +308,19 @@ static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *call
     return rc;
 }
 
-int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
+int ht_optimizer_remove(const struct ht_attribute *a)
 {
+    struct ht_ctl *c = a->ctl;
+    uint64_t ino = a->ino;
     struct ht_ns_tensor t;
     int rc = ht_ns_tensor(c->ns, ino, &t);
 
     if (rc)
         return rc;
     ht_mutex_lock(ht_ctl_root_lock(c));
-    rc = ht_ctl_may_set_words(c, t.root, ino, word_kind, caller);
+    rc = ht_ctl_may_set_words(c, t.root, ino, word_kind, a->caller);
     if (rc == 0 && t.is_root)
-        rc = end_root(c, ino, caller);
+        rc = end_root(c, ino, a->caller);
     else if (rc == 0)
         rc = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
     ht_mutex_unlock(ht_ctl_root_lock(c));

@@ -271,14 +271,10 @@ void ht_override_forget_all(struct ht_ctl *c)
 
 static struct earlier_root *earlier_root(struct ht_ctl *c, uint64_t root)
 {
-    struct earlier_root *of;
-
-    ht_list_for_each(p, &c->earlier_roots) {
-        of = ht_list_entry(p, struct earlier_root, link);
-        if (of->root == root)
-            return of;
-    }
-    of = calloc(1, sizeof(*of));
+    ht_list_for_each_entry(there, &c->earlier_roots, struct earlier_root, link)
+        if (there->root == root)
+            return there;
+    struct earlier_root *of = calloc(1, sizeof(*of));
     if (!of)
         return NULL;
     of->root = root;

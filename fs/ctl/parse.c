@@ -69,17 +69,6 @@ static const struct {
     {"uint32", HT_DTYPE_U32},    {"int64", HT_DTYPE_I64},   {"uint64", HT_DTYPE_U64},  {"long", HT_DTYPE_I64},
 };
 
-static const struct ht_dtype_word *parse_other_name(const char *text, size_t len)
-{
-    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
-        if (strlen(ht_dtype_words[i].word) == len && strncasecmp(text, ht_dtype_words[i].word, len) == 0)
-            return &ht_dtype_words[i];
-    for (size_t i = 0; i < HT_ARRAY_SIZE(other_names); i++)
-        if (strlen(other_names[i].word) == len && strncasecmp(text, other_names[i].word, len) == 0)
-            return ht_dtype_row(other_names[i].dtype);
-    return NULL;
-}
-
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len)
 {
     if (len > 6 && memcmp(text, "torch.", 6) == 0) {
@@ -87,9 +76,12 @@ const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len)
         len -= 6;
     }
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
-        if (is_word(text, len, ht_dtype_words[i].word))
+        if (strlen(ht_dtype_words[i].word) == len && strncasecmp(text, ht_dtype_words[i].word, len) == 0)
             return &ht_dtype_words[i];
-    return parse_other_name(text, len);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(other_names); i++)
+        if (strlen(other_names[i].word) == len && strncasecmp(text, other_names[i].word, len) == 0)
+            return ht_dtype_row(other_names[i].dtype);
+    return NULL;
 }
 
 const struct ht_dtype_word *ht_dtype_row(uint8_t dtype)

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shard.c - which blocks of a file a shard has, and bytes of a parameter. See shard.h.
+ * shard.c - which blocks of a file a shard has. See hidden_priv.h.
  *
  * A table without changes needs no list of blocks. Otherwise maps share lists, which together have a limit. The last
  * few that nobody has stay: finding owners takes time, and each stat needs them.
  */
-#include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/shard.h"
+#include "fs/ctl/hidden_priv.h"
 
 enum { IDLE_MAX = 16 }; /* lists that nobody has, kept for the next stat or open */
 #define LISTS_BYTES_MAX (UINT64_C(64) << 20)
@@ -198,36 +197,4 @@ ssize_t ht_shard_each(const struct ht_shard_map *m, uint64_t off, void *buf, siz
             break;
     }
     return (ssize_t)done;
-}
-
-/* -------------------------------------------------------------- parameters */
-
-ssize_t ht_shard_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, void *buf, size_t len)
-{
-    int rc = ht_ctl_wait_updates(c, ht_obj_id(obj), off, len);
-
-    return rc ? rc : ht_obj_read(obj, off, buf, len);
-}
-
-static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
-{
-    ssize_t n = ht_obj_write(obj, off, buf, len);
-
-    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
-        n = ht_obj_write(obj, off, buf, len);
-    return n;
-}
-
-ssize_t ht_shard_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
-{
-    uint64_t ino = ht_obj_id(obj), size = ht_obj_size(obj);
-
-    if (off > size || len > size - off)
-        return -ESTALE;
-    if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
-        return -EIO;
-    ssize_t n = write_with_space(c, obj, off, buf, len);
-    if (n > 0)
-        ht_ns_touch(c->ns, ino, true);
-    return n;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon_priv.h - what main.c takes from the other files of this folder. */
+/* daemon_priv.h - the daemon, and what main.c takes from the other files of this folder. */
 #pragma once
 
 #include <limits.h>
@@ -7,9 +7,26 @@
 
 #include "fs/daemon/options.h"
 #include "fs/fuse/session.h"
+#include "fs/participants/participants.h"
+#include "tiering/sys/ticker.h"
+
+struct ht_daemon {
+    struct ht_options options;
+    char mountpoint[PATH_MAX], source[PATH_MAX];
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    unsigned dev_count;
+    struct ht_store *store;
+    struct ht_ctl *ctl;
+    struct ht_participants participants;
+    struct ht_optim *optim; /* one of them */
+    struct ht_fuse *fuse;
+    struct ht_ticker claims;
+    bool store_mounted, optim_started;
+};
 
 /*
- * daemon.c: from a command to a daemon. The command returns when the mount is ready, or with the reason of the failure.
+ * process.c: from a command to a daemon. The command returns when the mount is ready, or with the reason of the
+ * failure. Settings of this process and, on request, of the system. Signals.
  */
 
 /*
@@ -26,8 +43,6 @@ void ht_daemon_detach(void);
 /* The command returns now. No-op when nothing was forked. Any thread, once. */
 void ht_daemon_ready(void);
 
-/* signals.c: signals, and settings of this process and, on request, of the system. */
-
 /* Be the last to be killed for memory, and do not wait for ourselves in writeback, as far as permitted. */
 void ht_process_protect(void);
 /* -o tune: huge pages for shared memory, large FUSE requests. Logs each change. */
@@ -35,7 +50,7 @@ void ht_process_tune(void);
 /*
  * A thread that waits for SIGTERM, SIGINT and SIGHUP, which are blocked in this and all later threads. The first such
  * signal ends the process with 128 + its number, or, once ht_signals_direct has named it, calls stop(ctx). Later ones
- * are left to shutdown.c.
+ * are left to ending.c.
  */
 int ht_signals_start(void) HT_MUST_CHECK;
 /*
@@ -47,7 +62,7 @@ void ht_signals_direct(void (*stop)(void *ctx), void *ctx);
 void ht_signals_end(void);
 void ht_signals_set(sigset_t *set); /* those three */
 
-/* mountpoint.c: checks that a place can be mounted on. */
+/* mountpoint.c: the place of a mount, before it and at a remount. */
 
 /* The absolute path of a directory. Detaches a dead hitrain mount there. Negative errno: logs the reason. */
 int ht_mountpoint_prepare(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
@@ -55,7 +70,7 @@ int ht_mountpoint_prepare(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 int ht_mountpoint_check_fuse(void) HT_MUST_CHECK;
 
 /*
- * remount.c: change the flags of a mount that is there already: mount -o remount.
+ * mount -o remount: changes the flags of a mount that is there already.
  *
  * The kernel keeps the flags. The daemon's own options cannot change. Naming one again, as mount(8) does with
  * everything in fstab, is allowed if it has its present value. The attribute "options" of the mount's root has the
@@ -69,45 +84,28 @@ int ht_remount_later_flags(const char *mountpoint, const struct ht_options *o) H
 
 /* dump.c: a thread that answers `hitrainctl dump`, whatever hangs. */
 
-/* What a dump is about. Must stay as it is until ht_dump_server_end. */
-struct ht_dump_server {
-    const char *source, *point;
-    struct ht_fuse *fuse;
-    struct ht_ctl *ctl;
-};
-
 /*
  * From now on root may connect to the abstract socket HT_DUMP_SOCKET of this mount and gets a text, of which the last
  * line is HT_DUMP_END. Without the socket or the thread a mount works as ever; a warning says why.
  */
-void ht_dump_server_begin(const struct ht_dump_server *server);
+void ht_dump_server_begin(const struct ht_daemon *d);
 /* Does not wait for a client. */
 void ht_dump_server_end(void);
 
-/* lingering.c: a daemon whose mount is gone only in some namespaces reports why it stays. */
+/* ending.c: a daemon that does not end says why. First one whose mount is gone only in some namespaces. */
 
 /*
  * From now on a thread waits until the mount has left this mount namespace. If the daemon is still needed some seconds
- * later, an event names the process that keeps it, and again some minutes later. Both paths must stay as they are until
- * ht_lingering_end.
+ * later, an event names the process that keeps it, and again some minutes later.
  */
-void ht_lingering_begin(const char *source, const char *mountpoint);
+void ht_lingering_begin(const struct ht_daemon *d);
 void ht_lingering_end(void);
 
-/* shutdown.c: while a mount ends: a user who waits for a silent device gets a message and a way out. */
-
-/* The devices that the end may have to wait for, and the way out. Must stay as it is until ht_shutdown_end. */
-struct ht_shutdown {
-    struct ht_dev *const *dev;
-    unsigned count;
-    unsigned answer_s;         /* a device does not answer when a request is older */
-    void (*detach)(void *ctx); /* detach the mount, as well as possible at once */
-    void *ctx;
-};
+/* While a mount ends: a user who waits for a silent device gets a message and a way out. */
 
 /*
  * From now on a thread logs every few seconds which device the end waits for. While a device does not answer, another
  * SIGTERM, SIGINT or SIGHUP (blocked in this thread) ends the process. A second call does nothing.
  */
-void ht_shutdown_begin(const struct ht_shutdown *shutdown);
+void ht_shutdown_begin(const struct ht_daemon *d);
 void ht_shutdown_end(void);

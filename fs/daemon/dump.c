@@ -29,7 +29,7 @@ enum {
 };
 
 static struct {
-    struct ht_dump_server about;
+    const struct ht_daemon *daemon;
     uint64_t began_ns;
     struct sockaddr_un address;
     socklen_t address_len;
@@ -42,23 +42,23 @@ static void put_paths(struct ht_dump *d)
 {
     ht_dump_put(d, "paths:\n");
     for (unsigned i = 0; i < d->ids; i++)
-        if (!ht_ns_dump_path(ht_ctl_parts(the.about.ctl).ns, d, d->id[i]))
+        if (!ht_ns_dump_path(ht_ctl_parts(the.daemon->ctl).ns, d, d->id[i]))
             return;
 }
 
 static void put_all(struct ht_dump *d)
 {
     ht_dump_put(d, "hitrain %s, process %d: ", HT_VERSION, (int)getpid());
-    ht_dump_name(d, the.about.source);
+    ht_dump_name(d, the.daemon->source);
     ht_dump_put(d, " on ");
-    ht_dump_name(d, the.about.point);
+    ht_dump_name(d, the.daemon->mountpoint);
     ht_dump_put(d, ", mounted for ");
     ht_dump_age(d, the.began_ns);
     ht_dump_put(d, "\n");
     ht_dump_threads(d);
-    ht_fuse_dump(the.about.fuse, d);
-    ht_optim_dump(ht_ctl_parts(the.about.ctl).optim, d);
-    ht_store_dump(ht_ctl_parts(the.about.ctl).store, d);
+    ht_fuse_dump(the.daemon->fuse, d);
+    ht_optim_dump(ht_ctl_parts(the.daemon->ctl).optim, d);
+    ht_store_dump(ht_ctl_parts(the.daemon->ctl).store, d);
     put_paths(d);
     ht_dump_put(d, HT_DUMP_END "\n");
 }
@@ -133,7 +133,7 @@ static void open_again(void)
     (void)open_socket();
     if (the.socket < 0 && !the.name_taken)
         ht_warn("%s: hitrainctl dump finds no answer: another program has taken the name of its socket",
-                the.about.point);
+                the.daemon->mountpoint);
     the.name_taken = the.socket < 0;
 }
 
@@ -156,7 +156,7 @@ static void *serve_clients(void *arg)
 static int find_address(void)
 {
     struct ht_mount_entry m;
-    int rc = ht_mount_at(the.about.point, &m);
+    int rc = ht_mount_at(the.daemon->mountpoint, &m);
 
     if (rc)
         return rc;
@@ -186,16 +186,16 @@ static void close_all(void)
         close(the.stop);
 }
 
-void ht_dump_server_begin(const struct ht_dump_server *server)
+void ht_dump_server_begin(const struct ht_daemon *d)
 {
-    the.about = *server;
+    the.daemon = d;
     the.began_ns = ht_now_ns();
     the.socket = the.stop = -1;
     int rc = start_server();
     the.running = rc == 0;
     if (rc) {
         close_all();
-        ht_warn("%s: hitrainctl dump will find no answer: %s", server->point, strerror(-rc));
+        ht_warn("%s: hitrainctl dump will find no answer: %s", d->mountpoint, strerror(-rc));
     }
 }
 

@@ -8,27 +8,11 @@
 #include <unistd.h>
 
 #include "fs/daemon/daemon_priv.h"
-#include "fs/participants/participants.h"
 #include "tiering/base/event.h"
 #include "tiering/sys/stdio_fds.h"
-#include "tiering/sys/ticker.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include <hitrain/version.h>
-
-struct daemon {
-    struct ht_options options;
-    char mountpoint[PATH_MAX], source[PATH_MAX];
-    struct ht_dev *dev[HT_DEVICES_MAX];
-    unsigned dev_count;
-    struct ht_store *store;
-    struct ht_ctl *ctl;
-    struct ht_participants participants;
-    struct ht_optim *optim; /* one of them */
-    struct ht_fuse *fuse;
-    struct ht_ticker claims;
-    bool store_mounted, optim_started;
-};
 
 /* ---------------------------------------------------------------- progress */
 
@@ -37,7 +21,7 @@ struct daemon {
 
 static void report_progress(void *ctx, uint64_t since_begin_ns)
 {
-    const struct daemon *d = ctx;
+    const struct ht_daemon *d = ctx;
     char read[32], log[32];
     uint64_t bytes = 0;
 
@@ -59,7 +43,7 @@ static bool is_gone(int error)
     return error == -ENOENT || error == -ENXIO || error == -ENODEV || error == -EIO || error == -ENOMEDIUM;
 }
 
-static int open_devices(struct daemon *d)
+static int open_devices(struct ht_daemon *d)
 {
     const struct ht_options *o = &d->options;
 
@@ -73,7 +57,7 @@ static int open_devices(struct daemon *d)
 }
 
 /* Threads start where the devices are, and so do those that they start. */
-static void run_near_devices(const struct daemon *d)
+static void run_near_devices(const struct ht_daemon *d)
 {
     const struct ht_nodes *nodes = ht_store_nodes(d->store);
 
@@ -81,7 +65,7 @@ static void run_near_devices(const struct daemon *d)
         ht_info("%s: this process may not run on processors of its devices' NUMA nodes", d->source);
 }
 
-static void report_unlocked(const struct daemon *d, uint64_t all)
+static void report_unlocked(const struct ht_daemon *d, uint64_t all)
 {
     char needed[32], allowed[32];
     uint64_t limit = ht_mem_lock_limit();
@@ -98,7 +82,7 @@ static void report_unlocked(const struct daemon *d, uint64_t all)
 }
 
 /* Missing memory costs speed, or steadiness, and nothing else. */
-static void report_memory(const struct daemon *d)
+static void report_memory(const struct ht_daemon *d)
 {
     struct ht_store_stats st;
 
@@ -112,7 +96,7 @@ static void report_memory(const struct daemon *d)
                 d->source);
 }
 
-static int make_participants(struct daemon *d)
+static int make_participants(struct ht_daemon *d)
 {
     const struct ht_ns_setup ns = {ht_ctl_parts(d->ctl).ns_hooks, getuid(), getgid()};
     const struct ht_optim_setup optim = {.threads = d->options.optim_threads,
@@ -127,7 +111,7 @@ static int make_participants(struct daemon *d)
     return rc;
 }
 
-static int open_store(struct daemon *d)
+static int open_store(struct ht_daemon *d)
 {
     struct ht_store_opts opts = d->options.store;
 
@@ -150,12 +134,12 @@ static int open_store(struct daemon *d)
 
 static void look_for_claims(void *ctx, uint64_t since_begin_ns)
 {
-    const struct daemon *d = ctx;
+    const struct ht_daemon *d = ctx;
 
     ht_store_look_for_claims(d->store);
 }
 
-static int mount_store(struct daemon *d)
+static int mount_store(struct ht_daemon *d)
 {
     struct ht_ticker progress;
 
@@ -182,7 +166,7 @@ static int mount_store(struct daemon *d)
 
 static void on_ready(void *ctx)
 {
-    struct daemon *d = ctx;
+    struct ht_daemon *d = ctx;
 
     const struct ht_event_about about = {.device = d->source};
 
@@ -194,41 +178,21 @@ static void on_ready(void *ctx)
 
 static void on_ending(void *ctx)
 {
-    const struct daemon *d = ctx;
+    const struct ht_daemon *d = ctx;
 
     ht_store_trim_cancel(d->store);
 }
 
-static void detach_mount(void *ctx)
-{
-    const struct daemon *d = ctx;
-
-    if (d->fuse)
-        ht_fuse_detach(d->fuse);
-}
-
-static void begin_ending(struct daemon *d)
-{
-    const struct ht_shutdown shutdown = {.dev = d->dev,
-                                         .count = d->dev_count,
-                                         .answer_s = d->options.store.answer_ms ? d->options.store.answer_ms / 1000
-                                                                                : HT_DEVICE_ANSWER_S,
-                                         .detach = detach_mount,
-                                         .ctx = d};
-
-    ht_shutdown_begin(&shutdown);
-}
-
 static void stop_mount(void *ctx)
 {
-    struct daemon *d = ctx;
+    struct ht_daemon *d = ctx;
 
     on_ending(d);
-    begin_ending(d);
+    ht_shutdown_begin(d);
     ht_fuse_stop(d->fuse);
 }
 
-static int mount_fuse(struct daemon *d)
+static int mount_fuse(struct ht_daemon *d)
 {
     const struct ht_fuse_opts opts = {
         .source = d->source,
@@ -254,7 +218,7 @@ static int mount_fuse(struct daemon *d)
 /* -------------------------------------------------------------------- down */
 
 /* No client is left. Models first: content outside models becomes durable with the store. */
-static int make_durable(struct daemon *d)
+static int make_durable(struct ht_daemon *d)
 {
     if (d->ctl) {
         ht_recalls_end(d->ctl);
@@ -274,9 +238,9 @@ static int make_durable(struct daemon *d)
     return rc ? rc : models;
 }
 
-static int shut_down(struct daemon *d)
+static int shut_down(struct ht_daemon *d)
 {
-    begin_ending(d);
+    ht_shutdown_begin(d);
     if (d->fuse)
         ht_fuse_finish(d->fuse);
     ht_dump_server_end(); /* a new mount may have the same number */
@@ -298,7 +262,7 @@ static int shut_down(struct daemon *d)
 /* -------------------------------------------------------------------- main */
 
 /* Memory is taken during the mount, when it is too late to refuse. */
-static int check_memory(struct daemon *d)
+static int check_memory(struct ht_daemon *d)
 {
     const struct ht_store_opts *o = &d->options.store;
     uint64_t there = ht_mem_available();
@@ -315,28 +279,22 @@ static int check_memory(struct daemon *d)
 
 static const char *remedy(int err)
 {
-    switch (-err) {
-    case ENOMEM:
+    if (err == -ENOMEM)
         return "; ask for less memory with dram= and staging=";
-    case EMFILE:
-    case ENFILE:
-        return "; raise the limit of open files (ulimit -n)";
-    default:
-        return "";
-    }
+    return err == -EMFILE || err == -ENFILE ? "; raise the limit of open files (ulimit -n)" : "";
 }
 
-static int wait_for_signals(struct daemon *d)
+static int wait_for_signals(struct ht_daemon *d)
 {
     return ht_signals_start();
 }
 
 /* Lower layers log errors of the things they check; this function names the step for all others. */
-static int begin(struct daemon *d)
+static int begin(struct ht_daemon *d)
 {
     static const struct {
         const char *name;
-        int (*run)(struct daemon *d);
+        int (*run)(struct ht_daemon *d);
     } steps[] = {{"waiting for signals", wait_for_signals},
                  {"finding memory", check_memory},
                  {"opening", open_devices},
@@ -354,17 +312,15 @@ static int begin(struct daemon *d)
     return 0;
 }
 
-static int serve_mount(struct daemon *d)
+static int serve_mount(struct ht_daemon *d)
 {
     ht_process_protect();
     if (d->options.tune)
         ht_process_tune();
     int rc = begin(d);
     if (rc == 0) {
-        const struct ht_dump_server server = {
-            .source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
-        ht_dump_server_begin(&server);
-        ht_lingering_begin(d->source, d->mountpoint);
+        ht_dump_server_begin(d);
+        ht_lingering_begin(d);
         rc = ht_fuse_loop(d->fuse);
         ht_lingering_end();
         if (rc)
@@ -376,7 +332,7 @@ static int serve_mount(struct daemon *d)
 }
 
 /* Checks that need nothing opened, so that the simplest mistakes are reported first. */
-static int check_places(struct daemon *d)
+static int check_places(struct ht_daemon *d)
 {
     int rc = ht_mountpoint_prepare(d->options.mountpoint, d->mountpoint);
 
@@ -389,7 +345,7 @@ static int check_places(struct daemon *d)
     return rc;
 }
 
-static int run_daemon(struct daemon *d)
+static int run_daemon(struct ht_daemon *d)
 {
     if (d->options.remount)
         return ht_remount(&d->options);
@@ -405,7 +361,7 @@ static int run_daemon(struct daemon *d)
 
 int main(int argc, char **argv)
 {
-    static struct daemon d;
+    static struct ht_daemon d;
 
     ht_stdio_fds_open();
     int rc = ht_options_parse(argc, argv, geteuid() == 0, &d.options);

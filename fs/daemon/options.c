@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.c - see options.h. A new mount option is one row of the table below. */
+/* options.c - see options.h. A new mount option is one row of the first table below, a new flag one of the second. */
 #include "fs/daemon/options.h"
 
 #include <getopt.h>
 #include <limits.h>
+#include <sys/mount.h>
 
 #include "tiering/base/log.h"
+
+#ifndef MS_NOSYMFOLLOW
+#define MS_NOSYMFOLLOW 256
+#endif
 
 enum { COMMIT_S_DEFAULT = 5, THREADS_MAX = 64 };
 
@@ -24,7 +29,7 @@ struct row {
     const char *help;
     size_t offset, bytes; /* of its field; a remount cannot change it. bytes 0: it can */
     uint64_t least, most; /* of a size or number */
-    const char *words[3]; /* all that there are; the place of each is its value in an enumeration */
+    const char *words[3]; /* all that there are; the place of each is its value */
 };
 
 static void *field_of(struct ht_options *o, const struct row *row)
@@ -78,37 +83,21 @@ static int set_seconds(struct ht_options *o, const struct row *row, const char *
     return rc;
 }
 
-static int set_switch(struct ht_options *o, const struct row *row, const char *value)
-{
-    bool *out = field_of(o, row);
-
-    *out = strcmp(value, "on") == 0;
-    return *out || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "on or off is allowed");
-}
-
-static int set_compress(struct ht_options *o, const struct row *row, const char *value)
-{
-    o->compress = strcmp(value, "auto") == 0;
-    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse_value(row->word, value, "off or auto is allowed");
-}
-
 static int set_word(struct ht_options *o, const struct row *row, const char *value)
 {
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(row->words); i++) {
-        if (strcmp(value, row->words[i]) == 0) {
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(row->words) && row->words[i]; i++) {
+        if (strcmp(value, row->words[i]) != 0)
+            continue;
+        if (row->bytes == sizeof(bool))
+            *(bool *)field_of(o, row) = i;
+        else
             *(unsigned *)field_of(o, row) = i;
-            return 0;
-        }
+        return 0;
     }
-    return refuse_value(row->word, value, "auto, on or off is allowed");
-}
-
-static int set_background(struct ht_options *o, const struct row *row, const char *value)
-{
-    int rc = set_switch(o, row, value);
-
-    o->store.no_background = !o->store.no_background;
-    return rc;
+    return refuse_value(row->word, value,
+                        row->words[2]                           ? "auto, on or off is allowed"
+                            : strcmp(row->value, "on|off") == 0 ? "on or off is allowed"
+                                                                : "off or auto is allowed");
 }
 
 static int set_numa(struct ht_options *o, const struct row *row, const char *value)
@@ -163,6 +152,7 @@ static int set_default(struct ht_options *o, const struct row *row, const char *
     return 0;
 }
 
+#define SWITCH .words = {"off", "on"}
 #define FIXED(field) offsetof(struct ht_options, field), sizeof(((struct ht_options *)0)->field)
 
 static const struct row rows[] = {
@@ -176,9 +166,9 @@ static const struct row rows[] = {
      FIXED(store.commit_ms), 0, 3600},
     {"scrub_rate", "SIZE", set_size, "what a scrub reads in a second at most (default: 64M)",
      FIXED(store.scrub_rate_bytes), 64 * HT_KIB},
-    {"background", "on|off", set_background,
+    {"background", "on|off", set_word,
      "whether engines begin by themselves: dedup, compact, discard, compression, digests (default: on)",
-     FIXED(store.no_background)},
+     FIXED(store.no_background), .words = {"on", "off"}},
     {"discard", "auto|on|off", set_word,
      "devices discard space that became free; auto: but not reserved space of files (default: auto)",
      FIXED(store.discard), .words = {[HT_DISCARD_OFF] = "off", [HT_DISCARD_ON] = "on", [HT_DISCARD_AUTO] = "auto"}},
@@ -187,16 +177,16 @@ static const struct row rows[] = {
      FIXED(store.background_rate_bytes), 64 * HT_KIB},
     {"background_cpu", "PERCENT", set_number, "its processor time, in percent of one CPU (default: no limit)",
      FIXED(store.background_cpu_percent), 1, 6400},
-    {"dedup", "on|off", set_switch, "store content once that is there twice (default: on)", FIXED(store.dedup)},
+    {"dedup", "on|off", set_word, "store content once that is there twice (default: on)", FIXED(store.dedup), SWITCH},
     {"dedup_index", "SIZE", set_size, "memory for its checksums at most (default: 1/64 of dram)",
      FIXED(store.dedup_index_bytes), 64 * HT_KIB},
-    {"digest", "on|off", set_switch, "compute the digest of each kept step in the background (default: off)",
-     FIXED(store.digest)},
-    {"compact", "on|off", set_switch, "empty nearly empty groups of blocks, for long runs of free space (default: on)",
-     FIXED(store.compact)},
-    {"compress", "off|auto", set_compress,
+    {"digest", "on|off", set_word, "compute the digest of each kept step in the background (default: off)",
+     FIXED(store.digest), SWITCH},
+    {"compact", "on|off", set_word, "empty nearly empty groups of blocks, for long runs of free space (default: on)",
+     FIXED(store.compact), SWITCH},
+    {"compress", "off|auto", set_word,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
-     FIXED(compress)},
+     FIXED(compress), .words = {"off", "auto"}},
     {"compress_inline", "auto|on|off", set_word,
      "compress new content of such files when it is written: where that is faster, always, or never (default: auto)",
      FIXED(store.compress_inline),
@@ -232,24 +222,88 @@ static const struct row rows[] = {
 };
 static_assert(HT_ARRAY_SIZE(rows) <= 32, "one bit of given for each");
 
-/* Options that the kernel reports of a mount, and mount(8) hands back for a remount. */
-static const char *const reported_by_kernel[] = {"user_id=", "group_id=", "rootmode=", "seclabel"};
+/* ---------------------------------------------------------- flags of mount(2) */
+
+/* Kinds of access times exclude each other, nodiratime apart. */
+#define ATIMES ((unsigned long)(MS_NOATIME | MS_RELATIME | MS_STRICTATIME))
+
+static const struct flag {
+    const char *word;
+    unsigned long set, clear;
+    bool at_start; /* libfuse, and its helper for users other than root, take it */
+} flags[] = {
+    {"ro", MS_RDONLY, 0, true},
+    {"rw", 0, MS_RDONLY, true},
+    {"nosuid", MS_NOSUID, 0, true},
+    {"suid", 0, MS_NOSUID, true},
+    {"nodev", MS_NODEV, 0, true},
+    {"dev", 0, MS_NODEV, true},
+    {"noexec", MS_NOEXEC, 0, true},
+    {"exec", 0, MS_NOEXEC, true},
+    {"sync", MS_SYNCHRONOUS, 0, true},
+    {"async", 0, MS_SYNCHRONOUS, true},
+    {"dirsync", MS_DIRSYNC, 0, true},
+    {"noatime", MS_NOATIME, ATIMES, true},
+    {"atime", MS_RELATIME, ATIMES, false},
+    {"relatime", MS_RELATIME, ATIMES, false},
+    {"norelatime", MS_STRICTATIME, ATIMES, false},
+    {"strictatime", MS_STRICTATIME, ATIMES, false},
+    {"nostrictatime", MS_RELATIME, ATIMES, false},
+    {"nodiratime", MS_NODIRATIME, 0, true},
+    {"diratime", 0, MS_NODIRATIME, false},
+    {"nosymfollow", MS_NOSYMFOLLOW, 0, false},
+    {"symfollow", 0, MS_NOSYMFOLLOW, false},
+};
+
+static const struct flag *find_flag(const char *word, size_t len)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(flags); i++)
+        if (strlen(flags[i].word) == len && memcmp(flags[i].word, word, len) == 0)
+            return &flags[i];
+    return NULL;
+}
+
+static void add_flag(struct ht_mount_flags *f, const struct flag *flag)
+{
+    f->set = (f->set & ~flag->clear) | flag->set;
+    f->clear = (f->clear | flag->clear) & ~flag->set;
+}
+
+unsigned long ht_mount_flags_of(const char *options)
+{
+    struct ht_mount_flags f = {0, 0};
+
+    while (*options) {
+        size_t len = strcspn(options, ",");
+        const struct flag *flag = find_flag(options, len);
+        if (flag)
+            add_flag(&f, flag);
+        options += len;
+        options += *options == ',';
+    }
+    return f.set;
+}
+
+unsigned long ht_mount_flags_later(const struct ht_mount_flags *f)
+{
+    return f->set & (MS_STRICTATIME | MS_NOSYMFOLLOW);
+}
 
 /* ----------------------------------------------------------------- one word */
+
+/* Options that the kernel reports of a mount, and mount(8) hands back for a remount. */
+static const char *const reported_by_kernel[] = {"user_id=", "group_id=", "rootmode=", "seclabel"};
 
 /* Of a security module. The kernel gets these. */
 static const char *const context_words[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
 
 /* Flags, then those. */
-static const char *kernel_word(unsigned i)
+static const char *kernel_word(size_t i)
 {
-    unsigned flags = 0;
-
-    while (ht_mount_flag_word(flags))
-        flags++;
-    if (i < flags)
-        return ht_mount_flag_word(i);
-    return i - flags < HT_ARRAY_SIZE(context_words) ? context_words[i - flags] : NULL;
+    if (i < HT_ARRAY_SIZE(flags))
+        return flags[i].word;
+    i -= HT_ARRAY_SIZE(flags);
+    return i < HT_ARRAY_SIZE(context_words) ? context_words[i] : NULL;
 }
 
 static int unknown(const char *option)
@@ -258,7 +312,7 @@ static int unknown(const char *option)
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         ht_buf_printf(&b, " %s%s%s", rows[i].word, rows[i].value ? "=" : "", rows[i].value ? rows[i].value : "");
-    for (unsigned i = 0; kernel_word(i); i++)
+    for (size_t i = 0; kernel_word(i); i++)
         ht_buf_printf(&b, " %s", kernel_word(i));
     ht_error("unknown option '%s'; allowed are:%s", option, b.err ? "" : (const char *)b.data);
     ht_buf_free(&b);
@@ -302,16 +356,17 @@ static int set_option(struct ht_options *o, char *option)
 {
     char *equals = strchr(option, '=');
     size_t len = equals ? (size_t)(equals - option) : strlen(option);
-    bool at_start;
+    const struct flag *flag = find_flag(option, strlen(option));
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strlen(rows[i].word) == len && memcmp(rows[i].word, option, len) == 0) {
             int rc = set_row(o, &rows[i], equals ? equals + 1 : NULL);
             return rc == 0 && rows[i].bytes ? append_option(&o->fixed, option) : rc;
         }
-    if (ht_mount_flags_add(&o->flags, option, &at_start)) {
+    if (flag) {
+        add_flag(&o->flags, flag);
         o->store.read_only = strcmp(option, "ro") == 0 || (o->store.read_only && strcmp(option, "rw") != 0);
-        return at_start ? append_option(&o->passed, option) : 0;
+        return flag->at_start ? append_option(&o->passed, option) : 0;
     }
     if (begins_with(option, context_words, HT_ARRAY_SIZE(context_words))) {
         o->labelled = true;
@@ -505,7 +560,7 @@ void ht_options_usage(void)
         printf("%*s%s\n", n < 24 ? 24 - n : 1, "", rows[i].help);
     }
     printf("and, for the kernel:");
-    for (unsigned i = 0; kernel_word(i); i++)
+    for (size_t i = 0; kernel_word(i); i++)
         printf(" %s", kernel_word(i));
     printf("\n");
 }

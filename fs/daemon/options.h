@@ -2,7 +2,6 @@
 /* options.h - the command line of hitrain. Pure: nothing is opened or looked up. */
 #pragma once
 
-#include "fs/daemon/mountflags.h"
 #include "tiering/base/buf.h"
 #include "tiering/api/store.h"
 #include "tiering/sys/mem.h"
@@ -10,6 +9,11 @@
 
 /* For store.shm_bytes: the tier lends memory to openers that ask, if the kernel and the daemon's rights allow it. */
 #define HT_PASSTHROUGH_AUTO UINT64_MAX
+
+/* How a list of words of mount(8) changes flags of mount(2): those of clear first, then those of set. */
+struct ht_mount_flags {
+    unsigned long set, clear;
+};
 
 struct ht_options {
     const char *device[HT_DEVICES_MAX]; /* the first ones from the arguments, then those of device= (owned) */
@@ -37,3 +41,8 @@ int ht_options_parse_fixed(const char *fixed, struct ht_options *out) HT_MUST_CH
 const char *ht_options_changed(const struct ht_options *in_force, const struct ht_options *asked);
 void ht_options_free(struct ht_options *o);
 void ht_options_usage(void);
+
+/* The flags of a mount whose options the kernel lists so ("rw,nosuid,relatime"); may be called for several lists. */
+unsigned long ht_mount_flags_of(const char *options);
+/* Flags that a new mount cannot have from the beginning: set them by mount(2) once it is there. */
+unsigned long ht_mount_flags_later(const struct ht_mount_flags *f);

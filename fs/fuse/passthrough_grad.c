@@ -4,7 +4,7 @@
  * window of memory.
  *
  * The window is a scratch object of its own, passed through as files are (passthrough.c). The daemon does not see
- * stores, so `apply` takes the window as a whole, through the interface of written gradients (fs/ctl/apply.c): from
+ * stores, so `apply` takes the window as a whole, through the interface of written gradients (fs/ctl/command.c): from
  * then on the step has its own copy. A window without a touched page does not count: its opener writes with calls.
  * Calls on the same descriptors go to the gradient itself, as ever, and do not show in the window.
  *

@@ -328,6 +328,20 @@ def test_the_table_is_part_of_the_step(make_store):
     assert word(root, 'shards') == '4' and (shard(root, 3, 4) / 'param/w').read_bytes() == mine
 
 
+def test_a_shard_of_an_earlier_number_of_ranks_cannot_be_opened(mnt):
+    root = make_model(mnt / 'model')
+    word(root, 'shards', '2')
+    held = {kind: os.open(shard(root, 0, 2) / kind, os.O_RDONLY) for kind in ('grad', 'param')}
+    word(root, 'shards', '3')
+    for kind, folder in held.items():
+        for _ in range(4):
+            with fails(errno.ESTALE):
+                os.open('w', os.O_WRONLY, dir_fd=folder)
+        os.close(folder)
+    step_by_shards(root, 2, 3)
+    assert word(root, 'step') == '1'
+
+
 def test_a_stream_carries_the_table(make_store):
     a, b = make_store(), make_store()
     root = make_model(a.mount() / 'model')

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A feed of lines: where it begins, how much a read gets, and what an error leaves. */
 
-#include "fs/ctl/feed.h"
+#include "fs/ctl/hidden_priv.h"
 #include "tests/support/suite.h"
 
 enum { ENTRIES = 5 };

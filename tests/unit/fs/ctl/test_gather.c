@@ -3,7 +3,7 @@
 #include <fcntl.h>
 
 #include "fs/ctl/ctl_priv.h"
-#include "fs/ctl/gather.h"
+#include "fs/ctl/hidden_priv.h"
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"

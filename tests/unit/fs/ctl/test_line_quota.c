@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of one kind: a burst, then one each period, and every line that is left out is counted. */
-#include "fs/ctl/line_quota.h"
+#include "fs/ctl/events.h"
 #include "tests/support/suite.h"
 
 static unsigned take_many(struct ht_line_quota *q, uint64_t now_ns, unsigned n, uint64_t *out_hidden)
