@@ -7,10 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tiering/space/super.h"
 #include "tiering/sys/nvme_namespace.h"
-
-const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
 #define ROW(effect, bit, name, since, text) {HT_FEATURE_##effect, UINT64_C(1) << (bit), name, since, text},
 static const struct ht_feature features[] = {HT_FEATURES(ROW)};
@@ -24,20 +21,27 @@ const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t b
     return NULL;
 }
 
-uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_effect effect)
+uint64_t ht_features_bits(const struct ht_super_words *w, enum ht_feature_effect effect)
+{
+    const uint64_t bits[HT_FEATURE_EFFECTS] = {w->feat_refuse, w->feat_ro, w->feat_ignore};
+
+    return bits[effect];
+}
+
+uint64_t ht_features_unknown(const struct ht_super_words *w, enum ht_feature_effect effect)
 {
     static const uint64_t known[HT_FEATURE_EFFECTS] = {HT_FEAT_REFUSE_KNOWN, HT_FEAT_RO_KNOWN, 0};
 
-    return f->bits[effect] & ~known[effect];
+    return ht_features_bits(w, effect) & ~known[effect];
 }
 
-bool ht_features_name(const struct ht_store_features *f, enum ht_feature_effect effect, uint64_t bit,
+bool ht_features_name(const struct ht_super_words *w, enum ht_feature_effect effect, uint64_t bit,
                       char out_name[HT_FEATURE_NAME_MAX], char out_since[HT_FEATURE_SINCE_MAX])
 {
     const struct ht_feature *own = ht_feature_of(effect, bit);
     struct ht_super_feature said;
 
-    if (!own && !ht_super_feature_name(f->names, effect, (unsigned)__builtin_ctzll(bit), &said))
+    if (!own && !ht_super_feature_name(w->feature_names, effect, (unsigned)__builtin_ctzll(bit), &said))
         return false;
     snprintf(out_name, HT_FEATURE_NAME_MAX, "%s", own ? own->name : said.name);
     snprintf(out_since, HT_FEATURE_SINCE_MAX, "%s", own ? own->since : said.since);
@@ -73,20 +77,8 @@ static int open_uncached(const char *path, uint64_t *out_bytes)
     return fd;
 }
 
-static void take_words(const struct ht_super_words *w, struct ht_store_features *out)
+static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_super_words *out)
 {
-    *out = (struct ht_store_features){.version = w->version};
-    out->bits[HT_FEATURE_REFUSES] = w->feat_refuse;
-    out->bits[HT_FEATURE_READS] = w->feat_ro;
-    out->bits[HT_FEATURE_IGNORES] = w->feat_ignore;
-    memcpy(out->uuid, w->uuid, sizeof(out->uuid));
-    snprintf(out->label, sizeof(out->label), "%s", w->label);
-    memcpy(out->names, w->feature_names, sizeof(out->names));
-}
-
-static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_store_features *out)
-{
-    uint64_t newest = 0;
     bool damaged = false, found = false;
 
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
@@ -95,16 +87,15 @@ static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_store_f
             continue;
         enum ht_super_problem problem = ht_super_peek(block, &w);
         damaged |= problem == HT_SUPER_BAD_CHECKSUM;
-        if (problem != HT_SUPER_OK || (found && w.generation <= newest))
+        if (problem != HT_SUPER_OK || (found && w.generation <= out->generation))
             continue;
         found = true;
-        newest = w.generation;
-        take_words(&w, out);
+        *out = w;
     }
     return found ? 0 : damaged ? -EUCLEAN : -EMEDIUMTYPE;
 }
 
-int ht_features_read(const char *path, struct ht_store_features *out)
+int ht_features_read(const char *path, struct ht_super_words *out)
 {
     uint64_t bytes = 0;
     void *block;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <limits.h>
+#include "mount-helpers/common/text.h"
+#include "tiering/base/json.h"
 #include "tiering/base/log.h"
 
 /* Exit codes of hitrainctl. */
@@ -38,36 +40,29 @@ struct ht_cmd_options {
     const char *dtype, *optimizer;          /* or NULL */
 };
 
-/* Each command in its own file. Returns an exit code, and prints errors. */
-int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_show(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_steps(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
-/* A command that reads its own words, of which the first one is its name. */
+/* A command. Returns an exit code, and prints errors. path: NULL for size, and for doctor of the machine alone. */
+typedef int ht_cmd(const char *path, const struct ht_cmd_options *o);
+/* steer.c, steps.c, reshard.c. parameter: wait, reset, drop; move: prefetch, evict. */
+ht_cmd ht_cmd_parameter, ht_cmd_step, ht_cmd_abort, ht_cmd_commit, ht_cmd_move, ht_cmd_scrub, ht_cmd_trim;
+ht_cmd ht_cmd_snapshot, ht_cmd_rollback, ht_cmd_forget, ht_cmd_clone, ht_cmd_delta;
+ht_cmd ht_cmd_reshard;
+/* Those of look/, each in its file; show.c has background, and tools.c plan, report and steps. */
+ht_cmd ht_cmd_stats, ht_cmd_show, ht_cmd_background, ht_cmd_top, ht_cmd_metrics, ht_cmd_features, ht_cmd_doctor;
+ht_cmd ht_cmd_size, ht_cmd_dump, ht_cmd_plan, ht_cmd_report, ht_cmd_steps;
+/* tools.c. A command that reads its own words, of which the first one is its name. */
 int ht_cmd_vault(int count, char *const *words);
-int ht_cmd_report(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
-int ht_cmd_size(const char *path, const struct ht_cmd_options *o);   /* path: NULL */
-int ht_cmd_move(const char *path, const struct ht_cmd_options *o);   /* prefetch, evict */
-int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_trim(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_background(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_step(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_abort(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_parameter(const char *path, const struct ht_cmd_options *o); /* wait, reset, drop */
-int ht_cmd_snapshot(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_rollback(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_delta(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_clone(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_forget(const char *path, const struct ht_cmd_options *o);
-int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o);
 
-/* A line of a hidden file of JSON Lines. */
+/* Begins the object of --json, with the place that it is about. */
+static inline void ht_cmd_json_begin(struct ht_json *j, const char *key, const char *place)
+{
+    ht_json_init(j, stdout);
+    ht_json_object(j, NULL);
+    ht_json_str(j, key, place);
+}
+
+/* ----------------------------------------------------------------- mount.c */
+
+/* A line of a hidden file of JSON Lines. Strings are the reverse of tiering/base/json.h: \udcXX is the byte XX. */
 enum { HT_CMD_FIELDS_MAX = 48 };
 struct ht_cmd_field {
     const char *key;
@@ -100,3 +95,10 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
 int ht_cmd_command(const char *path, const char *point, const char *line) HT_MUST_CHECK;
 /* Reports why a path of a mount cannot be used; returns err. */
 int ht_cmd_explain(const char *path, int err);
+/* The whole text of .hitrain/NAME of the mount at point, with a NUL after it; free it. Above 16 MiB: -EFBIG. */
+int ht_hidden_text(const char *point, const char *name, char **out_text) HT_MUST_CHECK;
+
+/* The attribute stats: the counters of a path or, at the mount's root, of the store; free it. -errno: printed. */
+int ht_figures_read(const char *path, char **out_text) HT_MUST_CHECK;
+/* The number of the line "word=number"; 0 when there is none. */
+uint64_t ht_figure(const char *text, const char *word);

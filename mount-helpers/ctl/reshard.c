@@ -5,8 +5,6 @@
 #include <fts.h>
 #include <sys/xattr.h>
 
-#include "mount-helpers/common/text.h"
-#include "tiering/base/json.h"
 #include "tiering/base/shards.h"
 #include <hitrain/words.h>
 
@@ -128,9 +126,7 @@ static void print(const char *root, const struct change *c, const char *text, bo
         printf(", and %s have to\n", ht_size_text(c->least));
         return;
     }
-    ht_json_init(&j, stdout);
-    ht_json_object(&j, NULL);
-    ht_json_str(&j, "path", root);
+    ht_cmd_json_begin(&j, "path", root);
     ht_json_str(&j, "shards", text);
     ht_json_u64(&j, "bytes", c->total);
     ht_json_u64(&j, "moved_bytes", c->moved);
@@ -149,25 +145,22 @@ static void print(const char *root, const struct change *c, const char *text, bo
 
 int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o)
 {
+    static struct change c; /* large, and used once */
     char text[HT_SHARDS_TEXT_MAX] = "";
 
     if (!o->to) {
         ht_error("reshard: --to=R is needed: the number of ranks");
         return HT_CMD_USAGE;
     }
-    struct change *c = calloc(1, sizeof(*c));
-    int rc = c ? next_table(path, o, c) : -ENOMEM;
-    if (!c)
-        ht_error("%s: not enough memory", path);
+    int rc = next_table(path, o, &c);
     if (rc == 0)
-        rc = add_all(c, path);
+        rc = add_all(&c, path);
     if (rc == 0) {
-        ht_shards_format(&c->after, text);
-        rc = setxattr(path, HT_XATTR_PREFIX "shards", text, strlen(text), c->first ? XATTR_CREATE : XATTR_REPLACE);
+        ht_shards_format(&c.after, text);
+        rc = setxattr(path, HT_XATTR_PREFIX "shards", text, strlen(text), c.first ? XATTR_CREATE : XATTR_REPLACE);
         rc = rc ? ht_cmd_explain(path, -errno) : 0;
     }
     if (rc == 0)
-        print(path, c, text, o->json);
-    free(c);
+        print(path, &c, text, o->json);
     return rc == 0 && fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
 }

@@ -4,7 +4,7 @@
  *
  *   1 superblocks  pass_super.c    every copy on every device, by itself
  *   2 log          pass_log.c      both copies; then the store is opened by the daemon's own replay, read-only
- *   3 names        pass_names.c    directories, links, attributes
+ *   3 names        pass_optim.c    directories, links, attributes
  *   4 optimizer    pass_optim.c    model roots, parameters and their state belong together
  *   5 references   pass_refs.c     where stored chunks lie: inside the devices, apart from each other, with an owner
  *   6 tensors      pass_tensors.c  every stored chunk is read and its checksum verified
@@ -16,6 +16,8 @@
  */
 #pragma once
 
+#include "mount-helpers/common/text.h"
+#include "tiering/base/log.h"
 #include "tiering/sys/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"
@@ -39,7 +41,7 @@ enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
 
 /*
  * P(identifier, code, consent, part, repair): the consent that the repair needs, what a no means for the others
- * (problem.c), and the text.
+ * (report.c), and the text.
  */
 #define HT_FSCK_PROBLEMS(P)                                                                                     \
     P(SB_READ, "SB-READ", SAFE, COPY, "write it anew from a valid copy")                                        \
@@ -101,17 +103,18 @@ enum ht_fsck_code {
         HT_FSCK_CODES
 };
 
-#define HT_FSCK_NONE UINT64_MAX
+/* A number that may be missing: 0. */
+struct ht_fsck_number {
+    uint64_t plus_one;
+};
+#define HT_FSCK_AT(value) ((struct ht_fsck_number){(value) + UINT64_C(1)})
 
-/* The place of a problem, for programs that read --json; fields that do not apply are NULL or HT_FSCK_NONE. */
+/* The place of a problem, for programs that read --json: the fields that apply. */
 struct ht_fsck_where {
     const char *device, *path, *state;
-    uint64_t copy, offset, bytes, position, frame, object, chunk, first_byte;
+    struct ht_fsck_number copy, offset, bytes, position, frame, object, chunk, first_byte;
     bool by_hand; /* no program can repair this one */
 };
-#define HT_FSCK_NOWHERE                                                                            \
-    .copy = HT_FSCK_NONE, .offset = HT_FSCK_NONE, .bytes = HT_FSCK_NONE, .position = HT_FSCK_NONE, \
-    .frame = HT_FSCK_NONE, .object = HT_FSCK_NONE, .chunk = HT_FSCK_NONE, .first_byte = HT_FSCK_NONE
 
 /* ------------------------------------------------------------------- state */
 
@@ -119,7 +122,7 @@ enum ht_fsck_mode { HT_FSCK_CHECK, HT_FSCK_PREEN, HT_FSCK_YES };
 
 struct ht_fsck_options {
     enum ht_fsck_mode mode;
-    bool json, progress, extents, no_data, no_wait, degraded;
+    int json, progress, extents, no_data, no_wait, degraded; /* flags, as getopt sets them */
     const char *vault;          /* its URL, or an empty text: that of the log; NULL: it is not read */
     const char *vault_programs; /* their folder; NULL: that of this program */
 };
@@ -142,25 +145,6 @@ struct ht_fsck_notes {
     struct ht_fsck_note *list;
     size_t count, cap;
 };
-
-/*
- * For a pass that does not measure its progress: a thread prints every few seconds which pass runs, and how much the
- * devices have read.
- */
-struct ht_pass_watch {
-    const char *pass;
-    struct ht_dev *const *devs;
-    unsigned dev_count;
-    bool on, terminal, shown;
-    struct ht_ticker ticker;
-};
-enum { HT_PASS_AFTER_MS = 2000 };
-/* wanted: also if stderr is no terminal. after_ms: the time between messages. */
-void ht_pass_watch_begin(struct ht_pass_watch *w, bool wanted, unsigned after_ms, const char *pass,
-                         struct ht_dev *const devs[], unsigned dev_count);
-/* Removes the line, for a message. */
-void ht_pass_watch_clear(struct ht_pass_watch *w);
-void ht_pass_watch_end(struct ht_pass_watch *w);
 
 struct ht_fsck {
     struct ht_fsck_options opt;
@@ -192,7 +176,11 @@ struct ht_fsck {
     uint64_t missing_chunks;          /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was reported */
-    struct ht_pass_watch watch;
+    struct {     /* for a pass that does not measure its progress: it is told on stderr, every few seconds */
+        const char *pass;
+        bool on, terminal, shown;
+        struct ht_ticker ticker;
+    } watch;
 
     /* Planned repairs. */
     uint64_t repaired, planned;        /* problems: done, and to be done when all passes are through */
@@ -217,20 +205,37 @@ struct ht_fsck {
 
 int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part) HT_MUST_CHECK;
 
-/* --------------------------------------------------------------- problem.c */
+/* Orders by a and b; where they are the same by the rest. */
+static inline int ht_fsck_order(uint64_t a, uint64_t b, int rest)
+{
+    return a != b ? (a < b ? -1 : 1) : rest;
+}
 
-/* True: the problem is to be repaired. The caller notes that, unless opening the store for repair does it. */
+/* ---------------------------------------------------------------- report.c */
+
+enum { HT_FSCK_WATCH_MS = 2000 };
+/* Tells of the pass, and how much the devices have read, each time so many milliseconds have passed. */
+void ht_fsck_watch_begin(struct ht_fsck *f, const char *pass, unsigned after_ms);
+/* Removes the line, for a message. */
+void ht_fsck_watch_clear(struct ht_fsck *f);
+void ht_fsck_watch_end(struct ht_fsck *f);
+/*
+ * True: the problem is to be repaired. The caller notes that, unless opening the store for repair does it. where: NULL
+ * for nowhere.
+ */
 bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
     HT_PRINTF(4, 5);
 /* By its code's name, as other layers report theirs. */
 bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text);
 /* The problem that was reported last has been repaired at once. */
 void ht_fsck_repaired_last(struct ht_fsck *f);
-/* Without --json: how many problems of a code have no line. */
-void ht_fsck_sum_up(struct ht_fsck *f);
 /* For --json with repair: all problems, each with its outcome. */
 void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
 void ht_fsck_reported_free(struct ht_fsck *f);
+/* --extents: where every stored chunk lies. */
+void ht_fsck_list_extents(struct ht_fsck *f);
+/* The last line or, with --json, everything after the problems. */
+void ht_fsck_summary(struct ht_fsck *f, const char *name, int status);
 
 /* ----------------------------------------------------------------- passes */
 
@@ -243,39 +248,28 @@ int ht_fsck_pass_optim(struct ht_fsck *f) HT_MUST_CHECK;
 int ht_fsck_pass_refs(struct ht_fsck *f) HT_MUST_CHECK;
 int ht_fsck_pass_tensors(struct ht_fsck *f) HT_MUST_CHECK;
 
-/* ---------------------------------------------------------------- logged.c */
-
-/* The same for the steps that need this object, if any do: it loses a chunk, or is forgotten. */
-int ht_fsck_cut_steps_of(struct ht_fsck *f, uint64_t oid) HT_MUST_CHECK;
-/* A chunk was reported; repair: it is to be marked lost. */
+/* pass_log.c. Attaches, replays the log. force: even if all copies are damaged. repair: for writing. */
+int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair) HT_MUST_CHECK;
+void ht_fsck_close_store(struct ht_fsck *f);
+/* pass_optim.c. A chunk was reported; repair: it is to be marked lost. */
 int ht_fsck_lose(struct ht_fsck *f, uint64_t oid, uint64_t index, bool repair) HT_MUST_CHECK;
 /* An object that a logged step names is neither a file nor state: it may be deleted with the step. */
 bool ht_fsck_is_gradients(struct ht_fsck *f, uint64_t oid);
-/* Reports steps that a mount would refuse to compute again. */
-int ht_fsck_check_logged(struct ht_fsck *f) HT_MUST_CHECK;
-
-/* ------------------------------------------------------------- repair.c, run.c */
-
-/* Makes all noted repairs; the store is closed then. Reports an error: the next run finds the rest. */
+/* repair.c. Makes all noted repairs; the store is closed then. Reports an error: the next run finds the rest. */
 int ht_fsck_repair(struct ht_fsck *f) HT_MUST_CHECK;
-/* All passes over f->devs, repair, and the last line, onto f->out. Returns the exit status. */
-int ht_fsck_run(struct ht_fsck *f, const char *name);
 
-/* ---------------------------------------------------------------- session.c */
+/* ------------------------------------------------------------------- run.c */
 
 /* Opens and holds the devices, for writing if something may be repaired. Reports errors. */
 int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count) HT_MUST_CHECK;
-/* Attaches, replays the log. force: even if all copies are damaged. repair: for writing. */
-int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair) HT_MUST_CHECK;
-void ht_fsck_close_store(struct ht_fsck *f);
+/* All passes over f->devs, repair, and the last line, onto f->out. Returns the exit status. */
+int ht_fsck_run(struct ht_fsck *f, const char *name);
 void ht_fsck_close(struct ht_fsck *f);
 
 /* ------------------------------------------------------------------ items.c */
 
 /* All published references, in (object, chunk) order. */
 int ht_fsck_items_load(struct ht_fsck *f) HT_MUST_CHECK;
-/* By device and offset, as a disk likes to be read. */
-void ht_fsck_items_sort(struct ht_fsck *f);
 struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fsck_item *it, unsigned i);
 
 /* Whose bytes an object holds. */
@@ -291,10 +285,3 @@ const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index);
 /* "/a/b, chunk 3 (bytes 3145728 to 4194303)" */
 void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *buf, size_t cap,
                        struct ht_fsck_owner *out_owner);
-
-/* ------------------------------------------------------------------ report.c */
-
-/* --extents: where every stored chunk lies. */
-void ht_fsck_list_extents(struct ht_fsck *f);
-/* The last line or, with --json, everything after the problems. */
-void ht_fsck_summary(struct ht_fsck *f, const char *name, int status);

@@ -2,7 +2,6 @@
 /* items.c - the list of stored chunks and of their owners: 48 bytes each, one for every owner of shared content. */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "tiering/base/log.h"
 #include "tiering/codec/codec.h"
 #include "tiering/api/check.h"
 
@@ -71,24 +70,7 @@ static int by_owner(const void *a, const void *b)
 {
     const struct ht_fsck_item *x = a, *y = b;
 
-    if (x->oid != y->oid)
-        return x->oid < y->oid ? -1 : 1;
-    return x->index < y->index ? -1 : x->index > y->index;
-}
-
-static int by_place(const void *a, const void *b)
-{
-    const struct ht_fsck_item *x = a, *y = b;
-
-    if (x->device != y->device)
-        return x->device < y->device ? -1 : 1;
-    return x->block < y->block ? -1 : x->block > y->block;
-}
-
-static void sort(struct ht_fsck *f, int (*order)(const void *a, const void *b))
-{
-    if (f->item_count > 1)
-        qsort(f->items, f->item_count, sizeof(*f->items), order);
+    return ht_fsck_order(x->oid, y->oid, ht_fsck_order(x->index, y->index, 0));
 }
 
 int ht_fsck_items_load(struct ht_fsck *f)
@@ -99,13 +81,9 @@ int ht_fsck_items_load(struct ht_fsck *f)
         ht_error("cannot list the stored chunks: %s", strerror(-rc));
         return rc < 0 ? rc : -EIO;
     }
-    sort(f, by_owner);
+    if (f->item_count > 1)
+        qsort(f->items, f->item_count, sizeof(*f->items), by_owner);
     return 0;
-}
-
-void ht_fsck_items_sort(struct ht_fsck *f)
-{
-    sort(f, by_place);
 }
 
 struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fsck_item *it, unsigned i)

@@ -8,10 +8,9 @@
 #include <getopt.h>
 #include <unistd.h>
 
-#include "tiering/base/log.h"
 #include "tiering/sys/stdio_fds.h"
-#include "mount-helpers/common/text.h"
 
+static const char hint[] = "hitrain-fsck --help";
 static const char usage_text[] =
     "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--degraded] [--no-data]\n"
     "                    [--vault[=URL]] [--no-wait] DEVICE...\n"
@@ -33,71 +32,39 @@ static const char usage_text[] =
     "\n"
     "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
 
-/* Flags come first. */
-enum {
-    OPT_JSON = 256,
-    OPT_PROGRESS,
-    OPT_EXTENTS,
-    OPT_DEGRADED,
-    OPT_NO_DATA,
-    OPT_NO_WAIT,
-    OPT_VAULT,
-    OPT_HELP,
-    OPT_VERSION
-};
-
-static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},       {"progress", no_argument, NULL, OPT_PROGRESS},
-    {"extents", no_argument, NULL, OPT_EXTENTS}, {"degraded", no_argument, NULL, OPT_DEGRADED},
-    {"no-data", no_argument, NULL, OPT_NO_DATA}, {"vault", optional_argument, NULL, OPT_VAULT},
-    {"no-wait", no_argument, NULL, OPT_NO_WAIT}, {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION}, {NULL, 0, NULL, 0},
-};
-
-static bool parse_flag(int c, struct ht_fsck_options *o)
-{
-    bool *const flag[] = {&o->json, &o->progress, &o->extents, &o->degraded, &o->no_data, &o->no_wait};
-    bool is_flag = c >= OPT_JSON && c < OPT_VAULT;
-
-    if (is_flag)
-        *flag[c - OPT_JSON] = true;
-    if (c == OPT_VAULT)
-        o->vault = optarg ? optarg : "";
-#ifdef HT_BINDIR /* of the programs of vaults */
-    o->vault_programs = access(HT_BINDIR "/hitrain-vault-file", X_OK) == 0 ? HT_BINDIR : NULL;
-#endif
-    return is_flag || c == OPT_VAULT || c == 'f';
-}
-
 static int usage_error(const char *why)
 {
-    ht_print_usage_error(why, "hitrain-fsck --help");
+    ht_print_usage_error(why, hint);
     return HT_FSCK_USAGE;
 }
 
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct ht_fsck_options *o)
 {
+    const struct option words[] = {
+        {"json", no_argument, &o->json, 1},       {"progress", no_argument, &o->progress, 1},
+        {"extents", no_argument, &o->extents, 1}, {"degraded", no_argument, &o->degraded, 1},
+        {"no-data", no_argument, &o->no_data, 1}, {"no-wait", no_argument, &o->no_wait, 1},
+        {"vault", optional_argument, NULL, 'v'},  {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},      {NULL, 0, NULL, 0},
+    };
     int c, mode = 0;
 
     while ((c = getopt_long(argc, argv, "npayf", words, NULL)) != -1) {
-        if (c == OPT_HELP) {
-            fputs(usage_text, stdout);
-            return HT_FSCK_CLEAN;
-        }
-        if (c == OPT_VERSION) {
-            ht_print_version("hitrain-fsck");
-            return HT_FSCK_CLEAN;
-        }
-        if (parse_flag(c, o))
+        if (c == 'v')
+            o->vault = optarg ? optarg : "";
+        if (c == 'v' || c == 'f' || c == 0)
             continue;
-        if (c == '?')
-            return usage_error(NULL);
+        if (!strchr("npay", c))
+            return ht_option_status(c, "hitrain-fsck", hint, usage_text, HT_FSCK_USAGE);
         c = c == 'a' ? 'p' : c;
         if (mode != 0 && mode != c)
             return usage_error("only one of -n, -p (or -a) and -y is possible");
         mode = c;
     }
+#ifdef HT_BINDIR /* of the programs of vaults */
+    o->vault_programs = access(HT_BINDIR "/hitrain-vault-file", X_OK) == 0 ? HT_BINDIR : NULL;
+#endif
     o->mode = mode == 'p' ? HT_FSCK_PREEN : mode == 'y' ? HT_FSCK_YES : HT_FSCK_CHECK;
     if ((o->extents || o->degraded) && o->mode != HT_FSCK_CHECK)
         return usage_error("--extents and --degraded go with -n only");
@@ -108,17 +75,6 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
     return -1;
 }
 
-static int run(struct ht_fsck *f, char *const paths[], unsigned count)
-{
-    f->out = stdout;
-    ht_json_init(&f->json, stdout);
-    /* its holder, and other errors, were reported */
-    f->failed = ht_fsck_open_devices(f, paths, count) < 0;
-    int status = ht_fsck_run(f, paths[0]);
-    ht_fsck_close(f);
-    return status;
-}
-
 int main(int argc, char **argv)
 {
     static struct ht_fsck f;
@@ -127,7 +83,12 @@ int main(int argc, char **argv)
     int status = parse(argc, argv, &f.opt);
     if (status >= 0)
         return status;
-    status = run(&f, argv + optind, (unsigned)(argc - optind));
+    f.out = stdout;
+    ht_json_init(&f.json, stdout);
+    /* its holder, and other errors, were reported */
+    f.failed = ht_fsck_open_devices(&f, argv + optind, (unsigned)(argc - optind)) < 0;
+    status = ht_fsck_run(&f, argv[optind]);
+    ht_fsck_close(&f);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         ht_error("cannot write the result: %s", strerror(errno));
         status |= HT_FSCK_FAILED;

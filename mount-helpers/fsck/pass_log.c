@@ -1,38 +1,102 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pass_log.c - both copies of the metadata log.
+ * pass_log.c - opens the store as the daemon does, but without threads, leaves out senseless records, and checks both
+ * copies of the metadata log.
  *
  * The journal's own replay decides where each copy ends and whether that end is damage; a copy that is merely older, as
  * a crash leaves it, is in order. Opening the store for repair writes a bad copy anew.
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "mount-helpers/common/text.h"
-#include "tiering/base/log.h"
 #include "tiering/api/check.h"
 #include "tiering/api/stats.h"
+
+/* The least the store takes: fsck reads chunks past it. */
+#define DRAM_BYTES (8 * HT_MIB)
+#define STAGING_BYTES (24 * HT_MIB)
+
+static void name_parameter(void *ctx, uint64_t oid, char *buf, size_t cap)
+{
+    struct ht_fsck *f = ctx;
+
+    ht_ns_path(f->ns, oid, buf, cap);
+}
+
+int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
+{
+    struct ht_store_opts opts = {
+        .dram_bytes = DRAM_BYTES,
+        .staging_bytes = STAGING_BYTES,
+        .read_only = !repair,
+        .force_damaged_log = force,
+        .leave_out = true,
+        .degraded = f->opt.degraded,
+        .repair = repair,
+        .numa_node = HT_NUMA_OFF,
+        .no_threads = true,
+    };
+    const struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
+    const struct ht_ns_hooks ns_hooks = {.ctx = f};                         /* nothing is deleted */
+    const struct ht_ns_setup ns = {.hooks = &ns_hooks};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
+    int rc = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
+
+    if (rc == 0)
+        rc = ht_participants_new(f->store, &setup, &f->participants);
+    f->ns = f->participants.of[HT_PARTICIPANT_NS];
+    f->optim = f->participants.of[HT_PARTICIPANT_OPT];
+    if (rc < 0) {
+        ht_error("%s: cannot open the store: %s%s", ht_dev_name(f->devs[0]), strerror(-rc),
+                 rc == -ENODEV ? "; name all devices of the store, or check the present ones with --degraded" : "");
+        return rc == -EUCLEAN ? -EIO : rc; /* pass 1 found its superblocks in order */
+    }
+    if (f->cross_repair)
+        rc = f->opt.mode == HT_FSCK_CHECK || f->newer ? ht_store_cross_repair_log_aside(f->store, &f->cross_repaired)
+                                                      : ht_store_cross_repair_log(f->store, &f->cross_repaired);
+    if (rc == 0)
+        rc = ht_store_mount(f->store);
+    if (repair)
+        return rc;
+    f->log = *ht_store_log_report(f->store);
+    f->super = *ht_store_super(f->store);
+    f->log_known = true;
+    return rc;
+}
+
+void ht_fsck_close_store(struct ht_fsck *f)
+{
+    ht_participants_free(&f->participants);
+    if (f->store)
+        ht_store_close(f->store);
+    f->optim = NULL;
+    f->ns = NULL;
+    f->store = NULL;
+}
+
+/* ------------------------------------------------------------------- report */
 
 static void report_damage(struct ht_fsck *f, unsigned copy)
 {
     const struct ht_super *sb = ht_store_super(f->store);
     uint64_t pos = f->log.copy[copy].damage_pos, frame = f->log.copy[copy].last_seq + 1;
+    uint64_t offset = sb->log_offset[copy] + pos % sb->log_bytes;
     int error = f->log.copy[copy].error;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    const struct ht_fsck_where w = {.device = ht_dev_name(f->member[sb->log_device[copy]]),
+                                    .copy = HT_FSCK_AT(copy),
+                                    .position = HT_FSCK_AT(pos),
+                                    .frame = HT_FSCK_AT(frame),
+                                    .offset = HT_FSCK_AT(offset)};
 
-    w.device = ht_dev_name(f->member[sb->log_device[copy]]);
-    w.copy = copy;
-    w.position = pos;
-    w.frame = frame;
-    w.offset = sb->log_offset[copy] + pos % sb->log_bytes;
     if (error != 0)
         ht_fsck_problem(f, HT_FSCK_LOG_READ, &w,
                         "%s: log copy %u cannot be read at position %llu (byte offset %llu), frame %llu: %s", w.device,
-                        copy, (unsigned long long)pos, (unsigned long long)w.offset, (unsigned long long)frame,
+                        copy, (unsigned long long)pos, (unsigned long long)offset, (unsigned long long)frame,
                         strerror(-error));
     else
         ht_fsck_problem(f, HT_FSCK_LOG_FRAME, &w,
                         "%s: log copy %u is damaged at position %llu (byte offset %llu), frame %llu", w.device, copy,
-                        (unsigned long long)pos, (unsigned long long)w.offset, (unsigned long long)frame);
+                        (unsigned long long)pos, (unsigned long long)offset, (unsigned long long)frame);
 }
 
 static void report_copies(struct ht_fsck *f)
@@ -72,12 +136,11 @@ static void models_text(struct ht_fsck *f, char *buf, size_t cap)
 
 static void report_all_damaged(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    const struct ht_fsck_where w = {.by_hand = f->log.frames == 0};
     unsigned long long last = f->log.copy[f->log.chosen].last_seq, known = f->log.known_seq;
     char models[1024];
 
     models_text(f, models, sizeof(models));
-    w.by_hand = f->log.frames == 0;
     f->cut |= ht_fsck_problem(
         f, HT_FSCK_LOG_ALL, &w,
         "no copy of the log is whole: %llu %s up to number %llu of at least %llu can be read%s; what follows is what they say",
@@ -88,15 +151,15 @@ static void report_all_damaged(struct ht_fsck *f)
 
 static void report_left_out(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    const struct ht_fsck_where w = {.frame = HT_FSCK_AT(f->log.left_out_frame)};
 
     if (f->log.left_out == 0)
         return;
-    w.frame = f->log.left_out_frame;
-    ht_fsck_problem(
-        f, HT_FSCK_LOG_RECORD, &w, "%llu %s no sense, the first in frame %llu; what follows is what the others say",
-        (unsigned long long)f->log.left_out,
-        f->log.left_out == 1 ? "record of the log makes" : "records of the log make", (unsigned long long)w.frame);
+    ht_fsck_problem(f, HT_FSCK_LOG_RECORD, &w,
+                    "%llu %s no sense, the first in frame %llu; what follows is what the others say",
+                    (unsigned long long)f->log.left_out,
+                    f->log.left_out == 1 ? "record of the log makes" : "records of the log make",
+                    (unsigned long long)f->log.left_out_frame);
 }
 
 /* They go before all other problems of the log, because nothing is repaired then. */
@@ -113,13 +176,12 @@ static void report_unknown(struct ht_fsck *f)
 /* No program keeps so much live metadata in the log; such a store cannot be mounted for writing. */
 static void report_full(struct ht_fsck *f)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     struct ht_store_stats st;
 
     ht_store_stats(f->store, &st);
     if (!st.log.too_full)
         return;
-    w.bytes = st.log.reserved_bytes;
+    const struct ht_fsck_where w = {.bytes = HT_FSCK_AT(st.log.reserved_bytes)};
     ht_fsck_problem(f, HT_FSCK_LOG_FULL, &w,
                     "the log has no room for a checkpoint: what lives in it takes %s of its %s",
                     ht_size_text(st.log.reserved_bytes), ht_size_text(st.log.log_bytes));

@@ -5,9 +5,7 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "tiering/base/log.h"
 #include "tiering/api/check.h"
-#include "mount-helpers/common/text.h"
 
 /* For so many conflicts the other owner is searched for, which reads every reference. */
 enum { PARTNERS_MAX = 100 };
@@ -105,23 +103,21 @@ static int report_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, b
 
     if (it && it->unreadable)
         return 0; /* another of its pieces was reported, or is missing */
-    k = (struct conflict){.c = c,
-                          .where = {HT_FSCK_NOWHERE},
-                          .offset = c->block * HT_BLOCK_BYTES,
-                          .bytes = (unsigned long long)c->blocks * HT_BLOCK_BYTES};
+    k = (struct conflict){
+        .c = c, .offset = c->block * HT_BLOCK_BYTES, .bytes = (unsigned long long)c->blocks * HT_BLOCK_BYTES};
     if (it) {
         ht_fsck_item_text(f, it, k.text, sizeof(k.text), &owner);
     } else { /* a mark */
         ht_fsck_owner(f, c->oid, &owner);
         snprintf(k.text, sizeof(k.text), "%s, chunk %llu", owner.path, (unsigned long long)c->index);
     }
-    k.where.device = ht_fsck_member_name(f, c->device);
-    k.where.offset = k.offset;
-    k.where.bytes = k.bytes;
-    k.where.object = c->oid;
-    k.where.chunk = c->index;
-    k.where.path = owner.path;
-    k.where.state = owner.state;
+    k.where = (struct ht_fsck_where){.device = ht_fsck_member_name(f, c->device),
+                                     .offset = HT_FSCK_AT(k.offset),
+                                     .bytes = HT_FSCK_AT(k.bytes),
+                                     .object = HT_FSCK_AT(c->oid),
+                                     .chunk = HT_FSCK_AT(c->index),
+                                     .path = owner.path,
+                                     .state = owner.state};
     bool lose = report_place(f, &k, search);
     if (it)
         it->unreadable = c->error != -EEXIST || find_meta(f, c);
@@ -130,9 +126,8 @@ static int report_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, b
 
 static void report_undescribed(struct ht_fsck *f, uint64_t oid)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    const struct ht_fsck_where w = {.object = HT_FSCK_AT(oid)};
 
-    w.object = oid;
     ht_fsck_problem(f, HT_FSCK_REF_OBJECT, &w, "object %llu has content, but nothing says how large it is",
                     (unsigned long long)oid);
 }
@@ -141,11 +136,7 @@ static int by_chunk(const void *a, const void *b)
 {
     const struct ht_ref_conflict *x = a, *y = b;
 
-    if (x->oid != y->oid)
-        return x->oid < y->oid ? -1 : 1;
-    if (x->index != y->index)
-        return x->index < y->index ? -1 : 1;
-    return x->block < y->block ? -1 : x->block > y->block;
+    return ht_fsck_order(x->oid, y->oid, ht_fsck_order(x->index, y->index, ht_fsck_order(x->block, y->block, 0)));
 }
 
 /* Undescribed objects first: without them nothing is repaired. */
@@ -176,9 +167,7 @@ static int by_stretch(const void *a, const void *b)
 {
     const struct stretch *x = a, *y = b;
 
-    if (x->device != y->device)
-        return x->device < y->device ? -1 : 1;
-    return x->first < y->first ? -1 : x->first > y->first;
+    return ht_fsck_order(x->device, y->device, ht_fsck_order(x->first, y->first, 0));
 }
 
 /* Sorted and apart. Returns how many. */
@@ -246,29 +235,24 @@ static int check_conflicts(struct ht_fsck *f)
 }
 
 /* The object has no name. If its number is that of a directory, say, it cannot become a file. */
-static int report_orphan(struct ht_fsck *f, const struct ht_fsck_where *w, size_t chunks)
+static int report_orphan(struct ht_fsck *f, uint64_t oid, uint64_t bytes, size_t chunks)
 {
-    unsigned long long oid = w->object, bytes = w->bytes;
+    const struct ht_fsck_where w = {.object = HT_FSCK_AT(oid), .bytes = HT_FSCK_AT(bytes)};
     struct stat st;
+    bool stranger = ht_ns_getattr(f->ns, oid, &st) == 0;
 
-    if (ht_ns_getattr(f->ns, w->object, &st) == 0)
-        return ht_fsck_problem(f, HT_FSCK_REF_NUMBER, w,
-                               "object %llu (%zu %s, %llu bytes) has the number of something that is no file", oid,
-                               chunks, ht_plural(chunks, "chunk"), bytes)
-            ? ht_fsck_note(&f->strangers, w->object, 0)
-            : 0;
-    return ht_fsck_problem(f, HT_FSCK_REF_ORPHAN, w,
-                           "object %llu (%zu %s, %llu bytes) belongs to no file and no optimizer", oid, chunks,
-                           ht_plural(chunks, "chunk"), bytes)
-        ? ht_fsck_note(&f->orphans, w->object, 0)
-        : 0;
+    if (!ht_fsck_problem(
+            f, stranger ? HT_FSCK_REF_NUMBER : HT_FSCK_REF_ORPHAN, &w, "object %llu (%zu %s, %llu bytes) %s",
+            (unsigned long long)oid, chunks, ht_plural(chunks, "chunk"), (unsigned long long)bytes,
+            stranger ? "has the number of something that is no file" : "belongs to no file and no optimizer"))
+        return 0;
+    return ht_fsck_note(stranger ? &f->strangers : &f->orphans, oid, 0);
 }
 
 /* The content in the vault of one object, items[first...end), lies below a model root that says so. */
 static int check_cold(struct ht_fsck *f, size_t first, size_t end)
 {
     static struct ht_fsck_owner owner;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     struct ht_obj *obj = ht_obj_get(f->store, f->items[first].oid);
     struct ht_obj_stat st = {.scope = 0};
     char text[HT_NAME_BYTES_MAX + 1];
@@ -283,8 +267,7 @@ static int check_cold(struct ht_fsck *f, size_t first, size_t end)
         return 0;
     bool in_model = st.scope && !ht_ns_is_frozen(f->ns, st.scope);
     ht_fsck_owner(f, st.oid, &owner);
-    w.object = st.oid;
-    w.path = owner.path;
+    const struct ht_fsck_where w = {.object = HT_FSCK_AT(st.oid), .path = owner.path};
     bool repair =
         ht_fsck_problem(f, HT_FSCK_NS_COLD, &w, "%s: chunks from %u on lie in the vault, and no attribute cold says so",
                         owner.path, f->items[first].index);
@@ -301,17 +284,15 @@ static int check_cold(struct ht_fsck *f, size_t first, size_t end)
 static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 {
     static struct ht_fsck_owner owner;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    uint64_t bytes = 0;
 
     f->objects++;
     ht_fsck_owner(f, f->items[first].oid, &owner);
     if (owner.known || ht_store_unknown_records(f->store).count) /* one of these may name it */
         return 0;
-    w.object = f->items[first].oid;
-    w.bytes = 0;
     for (size_t i = first; i < end; i++)
-        w.bytes += f->items[i].stored;
-    return report_orphan(f, &w, end - first);
+        bytes += f->items[i].stored;
+    return report_orphan(f, f->items[first].oid, bytes, end - first);
 }
 
 /* A program that does not know such chunks would take the store for damaged. */

@@ -8,27 +8,13 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "tiering/base/log.h"
 #include "mount-helpers/common/probe.h"
-#include "mount-helpers/common/text.h"
 
-static enum ht_fsck_code code_of(enum ht_super_problem p)
-{
-    switch (p) {
-    case HT_SUPER_NO_MAGIC:
-        return HT_FSCK_SB_MAGIC;
-    case HT_SUPER_BAD_CHECKSUM:
-        return HT_FSCK_SB_CSUM;
-    case HT_SUPER_BAD_VERSION:
-        return HT_FSCK_SB_VERSION;
-    case HT_SUPER_BAD_FIELD:
-        return HT_FSCK_SB_FIELD;
-    case HT_SUPER_OK:
-    case HT_SUPER_UNREADABLE:
-        break;
-    }
-    return HT_FSCK_SB_READ;
-}
+static const enum ht_fsck_code code_of[] = {
+    [HT_SUPER_UNREADABLE] = HT_FSCK_SB_READ,   [HT_SUPER_NO_MAGIC] = HT_FSCK_SB_MAGIC,
+    [HT_SUPER_BAD_CHECKSUM] = HT_FSCK_SB_CSUM, [HT_SUPER_BAD_VERSION] = HT_FSCK_SB_VERSION,
+    [HT_SUPER_BAD_FIELD] = HT_FSCK_SB_FIELD,
+};
 
 static void rewrite(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
 {
@@ -38,28 +24,26 @@ static void rewrite(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super
         f->failed = true; /* the reason was reported */
 }
 
-/* Where on the device a copy lies, with the words that all messages begin with. */
-static struct ht_fsck_where copy_where(struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
+/* Where on the device a copy lies. */
+static struct ht_fsck_where copy_where(struct ht_dev *dev, unsigned copy, uint64_t offset)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
-    w.device = ht_dev_name(dev);
-    w.copy = copy;
-    w.offset = ht_super_offset(sb->device_bytes[sb->device_index], copy);
-    w.bytes = HT_BLOCK_BYTES;
-    return w;
+    return (struct ht_fsck_where){.device = ht_dev_name(dev),
+                                  .copy = HT_FSCK_AT(copy),
+                                  .offset = HT_FSCK_AT(offset),
+                                  .bytes = HT_FSCK_AT(HT_BLOCK_BYTES),
+                                  .by_hand = offset + HT_BLOCK_BYTES > ht_dev_size(dev)};
 }
 
 static void report_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb,
                           const struct ht_super_report *report)
 {
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
-        struct ht_fsck_where w = copy_where(dev, sb, i);
+        uint64_t offset = ht_super_offset(sb->device_bytes[sb->device_index], i);
+        const struct ht_fsck_where w = copy_where(dev, i, offset);
         if (report->copy[i] == HT_SUPER_OK)
             continue;
-        w.by_hand = w.offset + w.bytes > ht_dev_size(dev);
-        if (ht_fsck_problem(f, code_of(report->copy[i]), &w, "%s: superblock copy %u (byte offset %llu): %s", w.device,
-                            i, (unsigned long long)w.offset, ht_super_problem_text(report->copy[i])))
+        if (ht_fsck_problem(f, code_of[report->copy[i]], &w, "%s: superblock copy %u (byte offset %llu): %s", w.device,
+                            i, (unsigned long long)offset, ht_super_problem_text(report->copy[i])))
             rewrite(f, dev, sb, i);
     }
 }
@@ -67,11 +51,11 @@ static void report_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht
 /* Valid in itself, but does it belong to this store and this device? */
 static void check_copy(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
 {
-    _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
-    struct ht_fsck_where w = copy_where(dev, sb, copy);
+    uint64_t offset = ht_super_offset(sb->device_bytes[sb->device_index], copy);
+    const struct ht_fsck_where w = copy_where(dev, copy, offset);
     struct ht_super other;
 
-    if (ht_dev_read(dev, w.offset, block, sizeof(block)) != 0 || ht_super_decode(block, &other) != HT_SUPER_OK)
+    if (ht_super_read_copy(dev, offset, &other) != HT_SUPER_OK)
         return; /* reported already */
     if (memcmp(other.uuid, sb->uuid, sizeof(other.uuid)) == 0 && other.device_index == sb->device_index &&
         other.salt == sb->salt)
@@ -79,7 +63,7 @@ static void check_copy(struct ht_fsck *f, struct ht_dev *dev, const struct ht_su
     if (ht_fsck_problem(
             f, HT_FSCK_SB_OTHER, &w,
             "%s: superblock copy %u (byte offset %llu) belongs to another store or device than the newest one",
-            w.device, copy, (unsigned long long)w.offset))
+            w.device, copy, (unsigned long long)offset))
         rewrite(f, dev, sb, copy);
 }
 
@@ -97,22 +81,20 @@ static int report_foreign(struct ht_dev *dev)
 
 static void report_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-    uint64_t made = sb->device_bytes[sb->device_index];
+    uint64_t made = sb->device_bytes[sb->device_index], size = ht_dev_size(dev);
+    const struct ht_fsck_where w = {
+        .device = ht_dev_name(dev), .offset = HT_FSCK_AT(size), .bytes = HT_FSCK_AT(made - size)};
 
-    w.device = ht_dev_name(dev);
-    w.offset = ht_dev_size(dev);
-    w.bytes = made - w.offset;
     ht_fsck_problem(
         f, HT_FSCK_SB_SHORT, &w,
         "%s ends at byte %llu, but the store was made on %llu bytes: the last %llu are missing (truncated?)", w.device,
-        (unsigned long long)w.offset, (unsigned long long)made, (unsigned long long)w.bytes);
+        (unsigned long long)size, (unsigned long long)made, (unsigned long long)(made - size));
 }
 
 /* Writing would break what the feature is for, so nothing is repaired. */
 static void report_feature(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    const struct ht_fsck_where w = {.device = ht_dev_name(dev)};
     uint64_t unknown = sb->feat_ro & ~HT_FEAT_RO_KNOWN;
     char lacks[256];
 
@@ -120,7 +102,6 @@ static void report_feature(struct ht_fsck *f, struct ht_dev *dev, const struct h
         return;
     ht_super_unknown_text(dev, lacks, sizeof(lacks));
     f->newer = true;
-    w.device = ht_dev_name(dev);
     ht_fsck_problem(f, HT_FSCK_SB_FEATURE, &w, "%s: the store has features that this version does not know: %s",
                     w.device, lacks);
 }
@@ -150,11 +131,10 @@ static int missing_index(const struct ht_fsck *f, const struct member *m, const 
 /* If no copy is valid, the other devices know the former content. */
 static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const struct ht_super *newest)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     int index = missing_index(f, m, newest);
+    const struct ht_fsck_where w = {.device = ht_dev_name(f->devs[i]),
+                                    .by_hand = index < 0 || ht_dev_size(f->devs[i]) < newest->device_bytes[index]};
 
-    w.device = ht_dev_name(f->devs[i]);
-    w.by_hand = index < 0 || ht_dev_size(f->devs[i]) < newest->device_bytes[index];
     if (!ht_fsck_problem(f, HT_FSCK_SB_NONE, &w, "%s: no copy of the superblock is valid: %s; %s; %s", w.device,
                          ht_super_problem_text(m[i].report.copy[0]), ht_super_problem_text(m[i].report.copy[1]),
                          ht_super_problem_text(m[i].report.copy[2])))
@@ -210,8 +190,9 @@ static int worse(int a, int b)
     return a == 0 || (a == -EUCLEAN && b != 0) ? b : a;
 }
 
-static int check_devices(struct ht_fsck *f, struct member *m)
+int ht_fsck_pass_super(struct ht_fsck *f)
 {
+    static struct member m[HT_DEVICES_MAX];
     const struct ht_super *newest = NULL;
     int rc = 0;
 
@@ -229,14 +210,5 @@ static int check_devices(struct ht_fsck *f, struct member *m)
     for (unsigned i = 0; i < f->dev_count; i++)
         if (m[i].rc == -EUCLEAN)
             rc = worse(rc, check_none(f, i, m, newest));
-    return rc;
-}
-
-int ht_fsck_pass_super(struct ht_fsck *f)
-{
-    struct member *m = calloc(f->dev_count + 1, sizeof(*m));
-    int rc = m ? check_devices(f, m) : -ENOMEM;
-
-    free(m);
     return rc;
 }

@@ -14,7 +14,6 @@
 #include "mount-helpers/common/progress.h"
 
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
 #include "tiering/codec/frame.h"
 #include "tiering/api/check.h"
 #include "tiering/api/cold.h"
@@ -24,8 +23,8 @@ enum { BATCHES_MAX = 8 };
 #define BATCH_BYTES (4 * HT_MIB)
 
 struct batch {
-    uint8_t *buf, *alone; /* alone: room for one chunk more */
-    size_t first, count;  /* items */
+    uint8_t *buf;        /* with room for one chunk alone behind BATCH_BYTES */
+    size_t first, count; /* items */
     unsigned io_count;
     struct ht_io ios[HT_FRAGS_MAX];
 };
@@ -80,12 +79,12 @@ static const char *device_of(const struct ht_fsck *f, const struct ht_fsck_item 
 
 /* The model goes back to the step before this one, and the object goes. */
 static void report_logged(struct reader *r, const struct ht_fsck_item *it, const char *text, const char *why,
-                          const struct ht_fsck_where *w)
+                          uint64_t offset, const struct ht_fsck_where *w)
 {
     uint64_t root, step;
 
     if (ht_fsck_problem(r->f, HT_FSCK_DATA_REDO, w, "%s: %s, %llu bytes at byte offset %llu of %s", text, why,
-                        (unsigned long long)it->stored, (unsigned long long)w->offset, w->device) &&
+                        (unsigned long long)it->stored, (unsigned long long)offset, w->device) &&
         r->error == 0 && ht_optim_redo_owner(r->f->optim, it->oid, &root, &step) == 0)
         r->error = ht_fsck_note(&r->f->cut_steps, root, step);
 }
@@ -95,21 +94,20 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
 {
     static char text[HT_FSCK_PATH_MAX + 128];
     static struct ht_fsck_owner owner;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     bool lose;
 
     ht_fsck_item_text(r->f, it, text, sizeof(text), &owner);
-    w.device = device_of(r->f, it);
-    w.offset = offset;
-    w.bytes = it->stored;
-    w.object = it->oid;
-    w.path = owner.path;
-    w.state = owner.state;
-    w.chunk = it->index;
-    w.first_byte = (uint64_t)it->index << it->chunk_shift;
+    const struct ht_fsck_where w = {.device = device_of(r->f, it),
+                                    .offset = HT_FSCK_AT(offset),
+                                    .bytes = HT_FSCK_AT(it->stored),
+                                    .object = HT_FSCK_AT(it->oid),
+                                    .path = owner.path,
+                                    .state = owner.state,
+                                    .chunk = HT_FSCK_AT(it->index),
+                                    .first_byte = HT_FSCK_AT((uint64_t)it->index << it->chunk_shift)};
     ht_progress_clear(&r->progress);
     if (owner.logged_step) {
-        report_logged(r, it, text, error ? strerror(-error) : reason[bad], &w);
+        report_logged(r, it, text, error ? strerror(-error) : reason[bad], offset, &w);
         return;
     }
     if (error != 0)
@@ -247,7 +245,7 @@ static void finish(struct reader *r, struct batch *b)
     for (size_t i = b->first; i < b->first + b->count; i++) {
         const struct ht_fsck_item *it = &r->f->items[i];
         if (error != 0 || verify(r, it, from) != GOOD)
-            read_alone(r, it, b->alone);
+            read_alone(r, it, b->buf + BATCH_BYTES);
         from += room_bytes(it);
         ht_progress_add(&r->progress, it->stored);
     }
@@ -343,45 +341,43 @@ static void read_vault(struct reader *r)
 
 /* ------------------------------------------------------------------------ pass */
 
+/* As a disk likes to be read. */
+static int by_place(const void *a, const void *b)
+{
+    const struct ht_fsck_item *x = a, *y = b;
+
+    return ht_fsck_order(x->device, y->device, ht_fsck_order(x->block, y->block, 0));
+}
+
 int ht_fsck_pass_tensors(struct ht_fsck *f)
 {
-    struct reader *r = calloc(1, sizeof(*r));
-    int rc = r ? ht_ring_new(BATCHES_MAX * 8, &r->ring) : -ENOMEM;
+    static struct reader r;
+    const size_t of_batch = BATCH_BYTES + HT_CHUNK_BYTES;
+    uint8_t *room = NULL; /* for all batches, and a decoded chunk */
 
-    while (rc == 0 && r->batches < BATCHES_MAX && r->batches * BATCH_BYTES <= f->stored_bytes) {
-        struct batch *b = &r->batch[r->batches];
-        if (posix_memalign((void **)&b->buf, HT_BLOCK_BYTES, BATCH_BYTES + HT_CHUNK_BYTES) == 0) {
-            b->alone = b->buf + BATCH_BYTES;
-            r->batches++;
-        } else {
-            rc = -ENOMEM;
-        }
-    }
+    r = (struct reader){.f = f, .batches = (unsigned)ht_min_u64(BATCHES_MAX, f->stored_bytes / BATCH_BYTES + 1)};
+    int rc = -posix_memalign((void **)&room, HT_BLOCK_BYTES, r.batches * of_batch + HT_CHUNK_BYTES);
     if (rc == 0)
-        rc = ht_decoder_new(&r->decoder);
+        rc = ht_ring_new(BATCHES_MAX * 8, &r.ring);
+    if (rc == 0)
+        rc = ht_decoder_new(&r.decoder);
     if (rc == 0) {
-        r->content = malloc(HT_CHUNK_BYTES);
-        rc = r->content ? 0 : -ENOMEM;
-    }
-    if (rc == 0) {
-        r->f = f;
-        ht_fsck_items_sort(f);
-        ht_progress_begin(&r->progress, f->opt.progress, "verified", f->stored_bytes);
-        read_all(r);
-        read_vault(r);
-        ht_progress_end(&r->progress);
-        rc = r->error;
+        for (unsigned i = 0; i < r.batches; i++)
+            r.batch[i].buf = room + i * of_batch;
+        r.content = room + r.batches * of_batch;
+        if (f->item_count > 1)
+            qsort(f->items, f->item_count, sizeof(*f->items), by_place);
+        ht_progress_begin(&r.progress, f->opt.progress, "verified", f->stored_bytes);
+        read_all(&r);
+        read_vault(&r);
+        ht_progress_end(&r.progress);
+        rc = r.error;
     }
     if (rc < 0)
         ht_error("cannot read the tensors: %s", strerror(-rc));
-    if (r) {
-        for (unsigned i = 0; i < r->batches; i++)
-            free(r->batch[i].buf);
-        if (r->ring)
-            ht_ring_free(r->ring);
-        ht_decoder_free(r->decoder);
-        free(r->content);
-        free(r);
-    }
+    if (r.ring)
+        ht_ring_free(r.ring);
+    ht_decoder_free(r.decoder);
+    free(room);
     return rc;
 }

@@ -9,7 +9,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include "tiering/base/log.h"
 #include "tiering/api/check.h"
 #include "tiering/api/tx.h"
 

@@ -1,8 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c - one run over devices that are open: all passes, repair, the sums. */
+/* run.c - one run: opens the devices; all passes, repair, the sums. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include "tiering/space/claim.h"
+
+int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
+{
+    int flags = (f->opt.mode == HT_FSCK_CHECK ? HT_DEV_RDONLY : 0) | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
+
+    while (f->dev_count < count) {
+        const char *path = paths[f->dev_count];
+        int rc = ht_dev_open(path, flags, &f->devs[f->dev_count]);
+        if (rc == -EBUSY)
+            ht_error("%s: nothing was checked", path);
+        if (rc < 0)
+            return rc; /* its holder, and other errors, were reported */
+        f->dev_count++;
+    }
+    return 0;
+}
 
 static const struct pass {
     const char *name; /* NULL: it reports its progress itself */
@@ -12,14 +28,19 @@ static const struct pass {
     {"optimizer", ht_fsck_pass_optim},   {"references", ht_fsck_pass_refs}, {NULL, ht_fsck_pass_tensors},
 };
 
+static int run_watched(struct ht_fsck *f, const char *name, int (*run)(struct ht_fsck *f))
+{
+    ht_fsck_watch_begin(f, name, HT_FSCK_WATCH_MS);
+    int rc = run(f);
+    ht_fsck_watch_end(f);
+    return rc;
+}
+
 static int run_pass(struct ht_fsck *f, const struct pass *p)
 {
-    if (!p->name)
-        return f->opt.no_data && !f->overlaps ? 0 : p->run(f);
-    ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, p->name, f->devs, f->dev_count);
-    int rc = p->run(f);
-    ht_pass_watch_end(&f->watch);
-    return rc;
+    if (p->name)
+        return run_watched(f, p->name, p->run);
+    return f->opt.no_data && !f->overlaps ? 0 : p->run(f);
 }
 
 /*
@@ -28,9 +49,7 @@ static int run_pass(struct ht_fsck *f, const struct pass *p)
  */
 static int repair(struct ht_fsck *f)
 {
-    ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, "repair", f->devs, f->dev_count);
-    int rc = f->blocked || f->planned == 0 ? 0 : ht_fsck_repair(f);
-    ht_pass_watch_end(&f->watch);
+    int rc = f->blocked || f->planned == 0 ? 0 : run_watched(f, "repair", ht_fsck_repair);
 
     if (rc == 0 && !f->blocked)
         f->repaired += f->planned;
@@ -68,4 +87,22 @@ int ht_fsck_run(struct ht_fsck *f, const char *name)
     int status = status_of(f);
     ht_fsck_summary(f, name, status);
     return status;
+}
+
+void ht_fsck_close(struct ht_fsck *f)
+{
+    ht_fsck_close_store(f);
+    for (unsigned i = 0; i < f->dev_count; i++)
+        ht_dev_close(f->devs[i]);
+    free(f->items);
+    free(f->frags);
+    free(f->lose.list);
+    free(f->orphans.list);
+    free(f->strangers.list);
+    free(f->forget.list);
+    free(f->told_steps.list);
+    free(f->cut_steps.list);
+    free(f->unconfigured.list);
+    free(f->cold_roots.list);
+    ht_fsck_reported_free(f);
 }

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hitrainctl - look at a mounted store and steer it. A command is one row here and one file. */
+/* hitrainctl - look at a mounted store and steer it. A command is one row here. */
 #include "mount-helpers/ctl/ctl.h"
 
 #include <getopt.h>
-
-#include "mount-helpers/common/text.h"
 
 /* ----------------------------------------------------------------- options */
 
@@ -161,7 +159,7 @@ static const char *wrong_metrics(const struct ht_cmd_options *o)
 static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
-    int (*run)(const char *path, const struct ht_cmd_options *o); /* NULL: ht_cmd_vault */
+    ht_cmd *run;              /* NULL: ht_cmd_vault */
     enum paths paths;
     uint64_t options;
     const char *help;

@@ -15,20 +15,12 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/text.h"
-#include "tiering/base/json.h"
 #include <hitrain/words.h>
 
 /* For each answer: a slow machine is not a mount that hangs. One that hangs is found within two seconds. */
 enum { ANSWER_MS = 1500, END_MS = 20, EXIT_WARN = 3, EXIT_ERROR = 4 };
 
 static const char more = '.', end = '!';
-
-/* What the child tells, in memory that both see. */
-struct shared {
-    struct ht_doctor doctor;
-    bool mount; /* it asks a mount of hitrain */
-};
 
 static const char *const level_words[HT_DOCTOR_LEVELS] = {"ok", "note", "warn", "error"};
 
@@ -47,9 +39,9 @@ static int ask_path(const char *path)
 }
 
 /* A folder of another file system is a mistake of the caller; a file there may be a store. */
-static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m)
+static void look_at(struct ht_doctor *d, const char *path)
 {
-    struct ht_doctor *d = &s->doctor;
+    struct ht_mount_entry m;
     struct stat st;
     int rc = ask_path(path);
 
@@ -57,9 +49,9 @@ static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m
     if (rc == ENOTCONN) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s: the daemon of this mount is gone", path);
         ht_doctor_remedy(d, "umount %s, mount it again, and read the daemon's messages in the system's log", path);
-    } else if (rc == 0 && ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m)) {
-        s->mount = true;
-        ht_doctor_mount(d, m);
+    } else if (rc == 0 && ht_mount_of_path(path, &m) == 0 && ht_mount_is_hitrain(&m)) {
+        d->mount = true;
+        ht_doctor_mount(d, &m);
     } else if (rc == 0 && stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s is not on a hitrain mount", path);
         ht_doctor_remedy(d, "mount -t hitrain DEVICE %s", path);
@@ -71,28 +63,26 @@ static void look_at(struct shared *s, const char *path, struct ht_mount_entry *m
 /* -------------------------------------------------------------------- child */
 
 /* Standard input, output and error are the caller's pipes: a child that stays must not hold them. */
-static void in_child(struct shared *s, const char *path, struct ht_mount_entry *m, int told)
+static void in_child(struct ht_doctor *d, const char *path, int told)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fd != told)
             (void)close(fd);
-    s->doctor.told = told;
-    look_at(s, path, m);
+    d->told = told;
+    look_at(d, path);
     _exit(write(told, &end, 1) != 1);
 }
 
-static void not_in_time(struct shared *s, const char *path)
+static void not_in_time(struct ht_doctor *d, const char *path)
 {
-    struct ht_doctor *d = &s->doctor;
-
     if (d->device[0] != '\0') {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "device", "%s does not answer", d->device);
         ht_doctor_remedy(d, "read the kernel's log; look at the device, its cable or its network");
     } else {
         ht_doctor_add(d, HT_DOCTOR_ERROR, "mount", "%s does not answer", path);
         ht_doctor_remedy(d, "%shitrainctl dump %s shows what its daemon waits for%s",
-                         s->mount ? "" : "on a mount of hitrain, ", path,
-                         s->mount ? "" : "; elsewhere read the kernel's log");
+                         d->mount ? "" : "on a mount of hitrain, ", path,
+                         d->mount ? "" : "; elsewhere read the kernel's log");
     }
 }
 
@@ -127,7 +117,7 @@ static void end_of(pid_t child, bool ends)
  * What the child has found until an answer is late counts. A child that the kernel does not end yet stays, and does
  * nothing more; it ends with the mount. False: errno says why.
  */
-static bool look_in_time(struct shared *s, const char *path, struct ht_mount_entry *m)
+static bool look_in_time(struct ht_doctor *d, const char *path)
 {
     int ends[2], rc;
 
@@ -135,7 +125,7 @@ static bool look_in_time(struct shared *s, const char *path, struct ht_mount_ent
         return false;
     pid_t child = fork();
     if (child == 0)
-        in_child(s, path, m, ends[1]);
+        in_child(d, path, ends[1]);
     int err = errno;
     close(ends[1]);
     rc = child < 0 ? -1 : follow(ends[0]);
@@ -146,7 +136,7 @@ static bool look_in_time(struct shared *s, const char *path, struct ht_mount_ent
         err = EIO;
     }
     if (rc == 0)
-        not_in_time(s, path);
+        not_in_time(d, path);
     errno = err;
     return rc >= 0;
 }
@@ -178,7 +168,7 @@ static void put_json(const struct ht_doctor *d, const char *path)
     ht_json_object(&j, NULL);
     if (path)
         ht_json_str(&j, "path", path);
-    ht_json_str(&j, "level", level_words[ht_doctor_worst(d)]);
+    ht_json_str(&j, "level", level_words[ht_doctor_worst(d, 0)]);
     ht_json_array(&j, "findings");
     for (unsigned i = 0; i < d->count; i++) {
         const struct ht_doctor_finding *f = &d->finding[i];
@@ -196,31 +186,24 @@ static void put_json(const struct ht_doctor *d, const char *path)
 
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o)
 {
-    struct shared *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    struct ht_mount_entry *m = malloc(sizeof(*m));
-    enum ht_doctor_level worst = HT_DOCTOR_ERROR;
-    bool ok = s != MAP_FAILED && m;
+    /* The child tells in it what it finds. */
+    struct ht_doctor *d = mmap(NULL, sizeof(*d), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-    if (ok) {
-        struct ht_doctor *d = &s->doctor;
+    if (d != MAP_FAILED) {
         d->root = "";
         ht_doctor_machine(d);
-        ok = !path || look_in_time(s, path, m);
-        if (ok && !s->mount)
-            ht_doctor_cgroup(d, 0, 0);
-        worst = ht_doctor_worst(d);
-        if (ok && o->json)
-            put_json(d, path);
-        else if (ok)
-            put_for_people(d);
     }
-    if (!ok)
+    if (d == MAP_FAILED || (path && !look_in_time(d, path))) {
         ht_error("cannot finish: %s", strerror(errno));
-    free(m);
-    if (s != MAP_FAILED)
-        (void)munmap(s, sizeof(*s));
-    return !ok                     ? HT_CMD_FAILED
-        : worst == HT_DOCTOR_ERROR ? EXIT_ERROR
-        : worst == HT_DOCTOR_WARN  ? EXIT_WARN
-                                   : HT_CMD_OK;
+        return HT_CMD_FAILED;
+    }
+    if (!d->mount)
+        ht_doctor_cgroup(d, 0, 0);
+    if (o->json)
+        put_json(d, path);
+    else
+        put_for_people(d);
+    enum ht_doctor_level worst = ht_doctor_worst(d, 0);
+    (void)munmap(d, sizeof(*d));
+    return worst == HT_DOCTOR_ERROR ? EXIT_ERROR : worst == HT_DOCTOR_WARN ? EXIT_WARN : HT_CMD_OK;
 }

@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "mount-helpers/ctl/figures.h"
+#include "mount-helpers/ctl/ctl.h"
 #include "tiering/sys/mounts.h"
 
 enum ht_doctor_level { HT_DOCTOR_OK, HT_DOCTOR_NOTE, HT_DOCTOR_WARN, HT_DOCTOR_ERROR, HT_DOCTOR_LEVELS };
@@ -23,6 +23,7 @@ struct ht_doctor_finding {
 struct ht_doctor {
     const char *root;      /* before /proc and /sys: "", or a folder of a test */
     int told;              /* a pipe that is told of each answer; 0: none */
+    bool mount;            /* a mount of hitrain is asked */
     char device[PATH_MAX]; /* that is asked now; "": none */
     unsigned count;
     bool cut;                       /* there were more findings */
@@ -37,7 +38,8 @@ void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *
 void ht_doctor_remedy(struct ht_doctor *d, const char *fmt, ...) HT_PRINTF(2, 3);
 /* The mount or the device has answered. */
 void ht_doctor_answered(const struct ht_doctor *d);
-enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d);
+/* Of the findings from that number on. */
+enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d, unsigned from);
 
 /* The first line of a file below root, without its end. False: there is none. */
 bool ht_doctor_line(const struct ht_doctor *d, char *out, size_t cap, const char *fmt, ...) HT_PRINTF(4, 5);
@@ -53,7 +55,7 @@ void ht_doctor_cgroup(struct ht_doctor *d, int pid, uint64_t needed_bytes);
 void ht_doctor_device(struct ht_doctor *d, const char *path);
 
 /* doctor_mount.c: what a daemon says about itself. lines: its devices; source: the first, as the kernel knows it. */
-void ht_doctor_figures(struct ht_doctor *d, const struct ht_figures *f);
+void ht_doctor_figures(struct ht_doctor *d, const char *f);
 void ht_doctor_members(struct ht_doctor *d, const char *source, const struct ht_cmd_line *lines, unsigned count);
 /* text: lines of .hitrain/events; it is changed. */
 void ht_doctor_events(struct ht_doctor *d, char *text, uint64_t now_ns);

@@ -11,7 +11,6 @@
 #include <sys/statfs.h>
 #include <sys/sysmacros.h>
 
-#include "mount-helpers/common/text.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
 
@@ -31,12 +30,8 @@ static bool queue_line(const struct ht_doctor *d, dev_t n, const char *name, cha
 
 static bool queue_number(const struct ht_doctor *d, dev_t n, const char *name, uint64_t *out)
 {
-    char line[64];
-
-    if (!queue_line(d, n, name, line, sizeof(line)))
-        return false;
-    *out = strtoull(line, NULL, 10);
-    return true;
+    return ht_doctor_number(d, out, DEVICE_FMT "queue/%s", major(n), minor(n), name) ||
+        ht_doctor_number(d, out, DEVICE_FMT "../queue/%s", major(n), minor(n), name);
 }
 
 static void check_scheduler(struct ht_doctor *d, const char *path, dev_t n)
@@ -73,15 +68,6 @@ static void check_loop(struct ht_doctor *d, const char *path, dev_t n)
     }
 }
 
-/* True if a finding from the given one on is worse than a note. */
-static bool worse_than_note(const struct ht_doctor *d, unsigned from)
-{
-    for (unsigned i = from; i < d->count; i++)
-        if (d->finding[i].level > HT_DOCTOR_NOTE)
-            return true;
-    return false;
-}
-
 static void check_block(struct ht_doctor *d, const char *path, const struct stat *st)
 {
     unsigned before = d->count;
@@ -107,7 +93,7 @@ static void check_block(struct ht_doctor *d, const char *path, const struct stat
         ht_doctor_add(d, HT_DOCTOR_WARN, "read-only", "%s is read-only", path);
         ht_doctor_remedy(d, "blockdev --setrw %s", path);
     }
-    if (!worse_than_note(d, before))
+    if (ht_doctor_worst(d, before) <= HT_DOCTOR_NOTE)
         ht_doctor_add(d, HT_DOCTOR_OK, "device", "%s is set up well", path);
 }
 
@@ -178,7 +164,7 @@ static void check_file(struct ht_doctor *d, const char *path, const struct stat 
         ht_doctor_add(d, HT_DOCTOR_WARN, "permissions", "%s: every user may write the store's bytes", path);
         ht_doctor_remedy(d, "chmod o-w %s", path);
     }
-    if (!worse_than_note(d, before))
+    if (ht_doctor_worst(d, before) <= HT_DOCTOR_NOTE)
         ht_doctor_add(d, HT_DOCTOR_OK, "device", "%s is set up well", path);
 }
 

@@ -43,11 +43,11 @@ void ht_doctor_answered(const struct ht_doctor *d)
         _exit(1); /* the parent is gone, or has given up */
 }
 
-enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d)
+enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d, unsigned from)
 {
     enum ht_doctor_level worst = HT_DOCTOR_OK;
 
-    for (unsigned i = 0; i < d->count; i++)
+    for (unsigned i = from; i < d->count; i++)
         worst = d->finding[i].level > worst ? d->finding[i].level : worst;
     return worst;
 }

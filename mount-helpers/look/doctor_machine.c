@@ -7,7 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/text.h"
 #include "tiering/sys/mem.h"
 
 #define HUGE_PAGES "sys/kernel/mm/transparent_hugepage"

@@ -2,7 +2,6 @@
 /* doctor_mount.c - checks of a mounted store by its own figures, devices and events. See doctor.h. */
 #include "mount-helpers/look/doctor.h"
 
-#include "mount-helpers/common/text.h"
 #include "mount-helpers/look/show.h"
 #include "tiering/sys/holder.h"
 #include <hitrain/limits.h>
@@ -17,7 +16,7 @@ enum {
 
 /* ------------------------------------------------------------------ figures */
 
-static void check_space(struct ht_doctor *d, const struct ht_figures *f)
+static void check_space(struct ht_doctor *d, const char *f)
 {
     uint64_t total = ht_figure(f, "total_bytes"), left = ht_figure(f, "available_bytes");
     enum ht_doctor_level level = left < total / 100 ? HT_DOCTOR_ERROR
@@ -29,7 +28,7 @@ static void check_space(struct ht_doctor *d, const struct ht_figures *f)
         ht_doctor_remedy(d, "delete files; du shows the large ones; a store that is almost full is slow");
 }
 
-static void check_log(struct ht_doctor *d, const struct ht_figures *f)
+static void check_log(struct ht_doctor *d, const char *f)
 {
     uint64_t needed = ht_figure(f, "log_reserved_bytes"), limit = ht_figure(f, "log_reserve_limit_bytes");
 
@@ -46,7 +45,7 @@ static void check_log(struct ht_doctor *d, const struct ht_figures *f)
     ht_doctor_remedy(d, "delete small files, or make a new store with mkfs.hitrain --log-size= and copy");
 }
 
-static void check_memory(struct ht_doctor *d, const struct ht_figures *f)
+static void check_memory(struct ht_doctor *d, const char *f)
 {
     uint64_t tier = ht_figure(f, "dram_bytes") + ht_figure(f, "staging_bytes"), all = 0;
     uint64_t locked = ht_figure(f, "locked_bytes"), huge = ht_figure(f, "huge_bytes");
@@ -85,7 +84,7 @@ static const struct {
      "hitrainctl doctor without a mount says whether they are possible here; if so, they had no room: raise dram= or passthrough="},
 };
 
-static void check_zeros(struct ht_doctor *d, const struct ht_figures *f)
+static void check_zeros(struct ht_doctor *d, const char *f)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(zeros); i++) {
         uint64_t value = ht_figure(f, zeros[i].word);
@@ -102,7 +101,7 @@ static void check_zeros(struct ht_doctor *d, const struct ht_figures *f)
     }
 }
 
-static void check_endurance(struct ht_doctor *d, const struct ht_figures *f)
+static void check_endurance(struct ht_doctor *d, const char *f)
 {
     uint64_t day = ht_figure(f, "day_written_bytes"), budget = ht_figure(f, "endurance_bytes");
 
@@ -113,7 +112,7 @@ static void check_endurance(struct ht_doctor *d, const struct ht_figures *f)
     ht_doctor_remedy(d, "make every n-th step durable (durable_every), or give the tier more memory");
 }
 
-void ht_doctor_figures(struct ht_doctor *d, const struct ht_figures *f)
+void ht_doctor_figures(struct ht_doctor *d, const char *f)
 {
     check_space(d, f);
     check_log(d, f);
@@ -178,17 +177,16 @@ void ht_doctor_members(struct ht_doctor *d, const char *source, const struct ht_
 
 static void check_devices(struct ht_doctor *d, const char *point, const char *source)
 {
-    struct ht_cmd_line *lines = calloc(HT_DEVICES_MAX, sizeof(*lines));
+    static struct ht_cmd_line lines[HT_DEVICES_MAX];
     unsigned count = 0;
     char *text, *save;
 
-    if (lines && ht_hidden_text(point, "devices", &text) == 0) {
-        for (char *l = strtok_r(text, "\n", &save); l && count < HT_DEVICES_MAX; l = strtok_r(NULL, "\n", &save))
-            count += ht_cmd_parse_json(l, &lines[count]) == 0;
-        ht_doctor_members(d, source, lines, count);
-        free(text);
-    }
-    free(lines);
+    if (ht_hidden_text(point, "devices", &text) < 0)
+        return;
+    for (char *l = strtok_r(text, "\n", &save); l && count < HT_DEVICES_MAX; l = strtok_r(NULL, "\n", &save))
+        count += ht_cmd_parse_json(l, &lines[count]) == 0;
+    ht_doctor_members(d, source, lines, count);
+    free(text);
 }
 
 /* ------------------------------------------------------------------- events */
@@ -266,22 +264,21 @@ static void check_events(struct ht_doctor *d, const char *point)
 
 /* -------------------------------------------------------------------- mount */
 
-static void check_daemon(struct ht_doctor *d, const char *source, const struct ht_figures *f)
+static void check_daemon(struct ht_doctor *d, const char *source, const char *f)
 {
-    struct ht_holder *h = malloc(sizeof(*h));
+    struct ht_holder h;
     uint64_t needed = ht_figure(f, "dram_bytes") + ht_figure(f, "staging_bytes") + ht_figure(f, "meta_bytes") +
         ht_figure(f, "names_bytes") + SPARE_MIB * HT_MIB;
 
-    if (h && ht_holder_find(source, h) == 0 && h->pid)
-        ht_doctor_cgroup(d, h->pid, needed);
-    free(h);
+    if (ht_holder_find(source, &h) == 0 && h.pid)
+        ht_doctor_cgroup(d, h.pid, needed);
 }
 
 /* Devices come before whatever needs their folders: one that does not answer is then named. */
 void ht_doctor_mount(struct ht_doctor *d, const struct ht_mount_entry *m)
 {
-    struct ht_figures *f = malloc(sizeof(*f));
-    bool known = f && ht_figures_read(m->point, f) == 0;
+    char *f;
+    bool known = ht_figures_read(m->point, &f) == 0;
 
     if (known) {
         ht_doctor_figures(d, f);
@@ -296,7 +293,6 @@ void ht_doctor_mount(struct ht_doctor *d, const struct ht_mount_entry *m)
     ht_doctor_answered(d);
     if (known) {
         check_daemon(d, m->source, f);
-        ht_figures_free(f);
+        free(f);
     }
-    free(f);
 }

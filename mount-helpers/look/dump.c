@@ -11,9 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/text.h"
 #include "tiering/base/buf.h"
-#include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/words.h>
 

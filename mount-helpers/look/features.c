@@ -6,44 +6,39 @@
 #include <sys/stat.h>
 
 #include "mount-helpers/common/features.h"
-#include "mount-helpers/common/text.h"
-#include "tiering/base/json.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/format.h>
+
+/* What a program does that does not know the feature. */
+static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
 
 /* The device of a mount, or the path itself if it is a device or a file. */
 static int device_of(const char *path, char out[PATH_MAX])
 {
-    struct ht_mount_entry *m = malloc(sizeof(*m));
+    struct ht_mount_entry m;
     struct stat st;
-    int rc = m ? 0 : -ENOMEM;
 
-    if (rc == 0 && stat(path, &st) != 0)
-        rc = -errno;
-    if (rc == 0 && ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m) && !S_ISBLK(st.st_mode)) {
-        snprintf(out, PATH_MAX, "%s", m->source);
-    } else if (rc == 0 && S_ISDIR(st.st_mode)) {
+    if (stat(path, &st) != 0)
+        return ht_cmd_explain(path, -errno);
+    bool mount = ht_mount_of_path(path, &m) == 0 && ht_mount_is_hitrain(&m) && !S_ISBLK(st.st_mode);
+    if (!mount && S_ISDIR(st.st_mode)) {
         ht_error("%s is not on a hitrain mount; name a mount, or a device or file of a store", path);
-        rc = -ENOTSUP;
-    } else if (rc == 0) {
-        snprintf(out, PATH_MAX, "%s", path);
-    } else {
-        ht_cmd_explain(path, rc);
+        return -ENOTSUP;
     }
-    free(m);
-    return rc;
+    snprintf(out, PATH_MAX, "%s", mount ? m.source : path);
+    return 0;
 }
 
-static void put_bit(struct ht_json *j, const struct ht_store_features *f, enum ht_feature_effect effect, uint64_t bit)
+static void put_bit(struct ht_json *j, const struct ht_super_words *f, enum ht_feature_effect effect, uint64_t bit)
 {
-    bool used = f->bits[effect] & bit, known = !(ht_features_unknown(f, effect) & bit);
+    bool used = ht_features_bits(f, effect) & bit, known = !(ht_features_unknown(f, effect) & bit);
     const struct ht_feature *own = ht_feature_of(effect, bit);
     char name[HT_FEATURE_NAME_MAX], since[HT_FEATURE_SINCE_MAX] = "";
 
     if (!ht_features_name(f, effect, bit, name, since))
         snprintf(name, sizeof(name), "bit-%d", __builtin_ctzll(bit));
     if (!j) {
-        printf("%-15s %-5s %-9s ", name, used ? "yes" : "no", ht_feature_effect_words[effect]);
+        printf("%-15s %-5s %-9s ", name, used ? "yes" : "no", effect_words[effect]);
         if (own || known)
             puts(own ? own->text : "");
         else
@@ -54,37 +49,35 @@ static void put_bit(struct ht_json *j, const struct ht_store_features *f, enum h
     ht_json_str(j, "name", name);
     ht_json_bool(j, "used", used);
     ht_json_bool(j, "known", known);
-    ht_json_str(j, "older", ht_feature_effect_words[effect]);
+    ht_json_str(j, "older", effect_words[effect]);
     if (since[0])
         ht_json_str(j, "since", since);
     ht_json_end(j);
 }
 
 /* Those that this program has names for, and those that the store uses. */
-static void put_bits(struct ht_json *j, const struct ht_store_features *f)
+static void put_bits(struct ht_json *j, const struct ht_super_words *f)
 {
     for (enum ht_feature_effect e = 0; e < HT_FEATURE_EFFECTS; e++)
         for (unsigned i = 0; i < 64; i++) {
             uint64_t bit = UINT64_C(1) << i;
-            bool used = f->bits[e] & bit;
+            bool used = ht_features_bits(f, e) & bit;
             if (used || ht_feature_of(e, bit))
                 put_bit(j, f, e, bit);
         }
 }
 
-static bool can_open(const struct ht_store_features *f)
+static bool can_open(const struct ht_super_words *f)
 {
     return f->version == HT_FORMAT_VERSION && !ht_features_unknown(f, HT_FEATURE_REFUSES);
 }
 
-static void put_json(const char *device, const struct ht_store_features *f)
+static void put_json(const char *device, const struct ht_super_words *f)
 {
     char uuid[HT_UUID_TEXT_MAX];
     struct ht_json j;
 
-    ht_json_init(&j, stdout);
-    ht_json_object(&j, NULL);
-    ht_json_str(&j, "device", device);
+    ht_cmd_json_begin(&j, "device", device);
     ht_json_str(&j, "uuid", ht_uuid_text(f->uuid, uuid));
     ht_json_str(&j, "label", f->label);
     ht_json_u64(&j, "version", f->version);
@@ -96,7 +89,7 @@ static void put_json(const char *device, const struct ht_store_features *f)
     ht_json_end(&j);
 }
 
-static void put_for_people(const char *device, const struct ht_store_features *f)
+static void put_for_people(const char *device, const struct ht_super_words *f)
 {
     char uuid[HT_UUID_TEXT_MAX];
 
@@ -115,7 +108,7 @@ static void put_for_people(const char *device, const struct ht_store_features *f
 }
 
 /* Values that may stand in udev's database, and in names of links where the key ends in _ENC. */
-static void put_udev(const struct ht_store_features *f)
+static void put_udev(const struct ht_super_words *f)
 {
     char uuid[HT_UUID_TEXT_MAX], text[4 * sizeof(f->label) + 1];
 
@@ -132,7 +125,7 @@ static void put_udev(const struct ht_store_features *f)
 int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
 {
     char device[PATH_MAX];
-    struct ht_store_features f;
+    struct ht_super_words f;
 
     if (device_of(path, device) < 0)
         return HT_CMD_FAILED;

@@ -5,17 +5,114 @@
  * The server answers one request after the other, and gives each client two seconds. It changes nothing, and keeps
  * nothing of the mount open between requests.
  */
-#include "mount-helpers/look/exposition.h"
-#include "mount-helpers/ctl/figures.h"
+#include "mount-helpers/look/metrics.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "mount-helpers/ctl/ctl.h"
 #include "tiering/base/files.h"
 
 enum { REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
+
+/* ---------------------------------------------------------------- text format */
+
+struct family {
+    char name[128], type[16]; /* of the last line # TYPE */
+};
+
+/* The name of the samples of a family, for which the text format wants # TYPE and # HELP. */
+static const char *suffix_of(const struct family *f)
+{
+    return strcmp(f->type, "counter") == 0 ? "_total" : strcmp(f->type, "info") == 0 ? "_info" : "";
+}
+
+/* # TYPE, # HELP, # UNIT and # EOF: the last two are not known. */
+static void put_comment(const char *line, struct family *f, struct ht_buf *out)
+{
+    char name[128];
+    int n = 0;
+
+    if (sscanf(line, "# TYPE %127s %15s", f->name, f->type) == 2)
+        ht_buf_printf(out, "# TYPE %s%s %s\n", f->name, suffix_of(f),
+                      strcmp(f->type, "counter") == 0 ? "counter" : "gauge");
+    else if (sscanf(line, "# HELP %127s %n", name, &n) == 1 && n > 0)
+        ht_buf_printf(out, "# HELP %s%s %s\n", name, strcmp(name, f->name) == 0 ? suffix_of(f) : "", line + n);
+}
+
+void ht_exposition_text(char *text, struct ht_buf *out)
+{
+    struct family f = {"", ""};
+    char *save;
+
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        if (line[0] == '#')
+            put_comment(line, &f, out);
+        else
+            ht_buf_printf(out, "%s\n", line);
+    }
+}
+
+/* -------------------------------------------------------------------- requests */
+
+/* The header's value contains a word. Names of headers know no case. */
+static bool header_has(const char *request, const char *name, const char *word)
+{
+    size_t len = strlen(name);
+
+    for (const char *line = request; (line = strchr(line, '\n'));) {
+        line++;
+        if (strncasecmp(line, name, len) != 0)
+            continue;
+        const char *end = line + strcspn(line, "\r\n"), *at = strstr(line, word);
+        if (at && at < end)
+            return true;
+    }
+    return false;
+}
+
+enum ht_http_answer ht_http_parse(const char *request, bool *out_head)
+{
+    char method[16], target[256], version[16];
+
+    *out_head = false;
+    if (sscanf(request, "%15s %255s %15[^\r\n]", method, target, version) != 3 || strncmp(version, "HTTP/1.", 7) != 0)
+        return HT_HTTP_BAD;
+    *out_head = strcmp(method, "HEAD") == 0;
+    if (!*out_head && strcmp(method, "GET") != 0)
+        return HT_HTTP_METHOD;
+    target[strcspn(target, "?")] = '\0';
+    if (strcmp(target, "/") == 0)
+        return HT_HTTP_INDEX;
+    if (strcmp(target, "/metrics") != 0)
+        return HT_HTTP_NONE;
+    return header_has(request, "accept:", "application/openmetrics-text") ? HT_HTTP_OPENMETRICS : HT_HTTP_METRICS;
+}
+
+bool ht_http_address(const char *text, char host[64], char port[8])
+{
+    const char *colon = strrchr(text, ':');
+    size_t len = colon ? (size_t)(colon - text) : 0;
+    bool brackets = len >= 2 && text[0] == '[' && text[len - 1] == ']';
+
+    if (!colon || len >= 64 || strlen(colon + 1) > 5 || colon[1] == '\0' ||
+        colon[1 + strspn(colon + 1, "0123456789")] != '\0' || strtoul(colon + 1, NULL, 10) > UINT16_MAX)
+        return false;
+    if (!brackets && memchr(text, ':', len))
+        return false;
+    snprintf(port, 8, "%s", colon + 1);
+    if (len == 0)
+        strcpy(host, "127.0.0.1");
+    else
+        snprintf(host, 64, "%.*s", (int)(brackets ? len - 2 : len), text + brackets);
+    return true;
+}
+
+/* --------------------------------------------------------------------- sources */
 
 /* The metrics of the mount at point, in the text format or as OpenMetrics; free out. */
 static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out)
@@ -35,6 +132,28 @@ static int read_metrics(const char *point, bool open_metrics, struct ht_buf *out
 
 /* ------------------------------------------------------------------------ text */
 
+/* Makes or replaces a file. Its readers see the old content or the new one, whole. */
+static int replace_file(const char *path, const void *data, size_t len)
+{
+    char name[PATH_MAX];
+
+    if (snprintf(name, sizeof(name), "%s.XXXXXX", path) >= (int)sizeof(name))
+        return -ENAMETOOLONG;
+    int fd = mkostemp(name, O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int rc = ht_write_all(fd, data, len);
+    if (rc == 0 && fchmod(fd, 0644) != 0)
+        rc = -errno;
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    if (rc == 0 && rename(name, path) != 0)
+        rc = -errno;
+    if (rc < 0)
+        unlink(name);
+    return rc;
+}
+
 static int put_once(const char *point, const struct ht_cmd_options *o)
 {
     struct ht_buf text = HT_BUF_INIT;
@@ -43,24 +162,13 @@ static int put_once(const char *point, const struct ht_cmd_options *o)
     if (rc < 0) {
         ht_cmd_explain(point, rc);
     } else if (o->textfile) {
-        rc = ht_file_replace(o->textfile, text.data, text.len, 0644);
+        rc = replace_file(o->textfile, text.data, text.len);
         if (rc < 0)
             ht_error("%s: cannot be written: %s", o->textfile, strerror(-rc));
     } else {
         rc = ht_write_all(STDOUT_FILENO, text.data, text.len);
     }
     ht_buf_free(&text);
-    return rc;
-}
-
-static int put_again(const char *point, const struct ht_cmd_options *o)
-{
-    int rc = put_once(point, o);
-
-    while (rc == 0 && o->watch_s > 0) {
-        ht_sleep_ns((uint64_t)(o->watch_s * 1e9));
-        rc = put_once(point, o);
-    }
     return rc;
 }
 
@@ -215,5 +323,10 @@ int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o)
 {
     if (o->listen)
         return serve_metrics(o->point, o->listen);
-    return put_again(o->point, o) < 0 ? HT_CMD_FAILED : HT_CMD_OK;
+    while (put_once(o->point, o) >= 0) {
+        if (o->watch_s <= 0)
+            return HT_CMD_OK;
+        ht_sleep_ns((uint64_t)(o->watch_s * 1e9));
+    }
+    return HT_CMD_FAILED;
 }

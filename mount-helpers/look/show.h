@@ -6,13 +6,12 @@
 #pragma once
 
 #include "mount-helpers/ctl/ctl.h"
-#include "tiering/base/json.h"
 
 struct ht_column {
     const char *head;
     int width; /* negative: to the left; 0: the last one */
     void (*text)(const struct ht_cmd_line *l, const struct ht_column *c, char *buf, size_t cap);
-    const char *key, *other;
+    const char *key, *other; /* or NULL */
 };
 
 enum { HT_SHOW_TABLES_MAX = 3 };
@@ -27,8 +26,8 @@ struct ht_show {
     const struct ht_column *table[HT_SHOW_TABLES_MAX];
 };
 
-/* show_table.c. On stdout. */
 const struct ht_show *ht_show_find(const char *command);
+/* On stdout. */
 void ht_show_head(const struct ht_column *table);
 void ht_show_line(const struct ht_column *table, bool colours, const struct ht_cmd_line *l);
 /* keys: as of a command. */

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/features.h"
-#include "mount-helpers/common/text.h"
 #include "mount-helpers/ctl/ctl.h"
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
@@ -83,13 +82,12 @@ struct settings {
 
 static void find_settings(const char *source, struct settings *out)
 {
-    struct ht_holder *h = malloc(sizeof(*h));
-    struct ht_store_features f;
+    struct ht_holder h;
+    struct ht_super_words f;
     char uuid[HT_UUID_TEXT_MAX];
 
-    if (h && ht_holder_find(source, h) == 0 && h->pid && !h->opener)
-        snprintf(out->daemon, sizeof(out->daemon), "daemon=%s", h->command);
-    free(h);
+    if (ht_holder_find(source, &h) == 0 && h.pid && !h.opener)
+        snprintf(out->daemon, sizeof(out->daemon), "daemon=%s", h.command);
     if (ht_features_read(source, &f) < 0)
         return;
     snprintf(out->store, sizeof(out->store), "store=%s", ht_uuid_text(f.uuid, uuid));

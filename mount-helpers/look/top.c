@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * top.c - `hitrainctl top`: the terminal, the keys and the clock.
+ * top.c - `hitrainctl top`: samples of the figures, the terminal, the keys and the clock. See top.h.
  *
  * A thread reads the mount, because a mount may not answer and the keys must work all the same. It fills a sample when
  * a byte comes through one pipe, and says so through another. So each sample has one owner at a time, without a lock.
@@ -17,6 +17,77 @@
 
 #include "tiering/base/files.h"
 
+/* ----------------------------------------------------------------- a sample */
+
+#define WORD(name, word, ...) word,
+static const char *const store_words[] = {HT_TOP_STORE(WORD)};
+static const char *const device_words[] = {HT_TOP_DEVICE(WORD)};
+static const char *const root_words[] = {HT_TOP_ROOT(WORD)};
+#undef WORD
+static const char *const engine_words[] = {[HT_TOP_READ] = "bytes"};
+
+/* Keys of the lines of devices, models and engines. */
+static const struct part_keys {
+    const char *name, *state;
+    const char *const *words;
+    unsigned count;
+} device_keys = {"path", "health", device_words, HT_TOP_DEVICE_FIGURES},
+  root_keys = {"path", "", root_words, HT_TOP_ROOT_FIGURES},
+  engine_keys = {"engine", "state", engine_words, HT_ARRAY_SIZE(engine_words)};
+
+/* A part for each line, as far as there is room. Lines that are no JSON are passed over. */
+static unsigned take_parts(char *text, const struct part_keys *keys, struct ht_top_part *list, unsigned max)
+{
+    struct ht_cmd_line l;
+    unsigned count = 0;
+    char *save;
+
+    for (char *line = strtok_r(text, "\n", &save); line && count < max; line = strtok_r(NULL, "\n", &save)) {
+        struct ht_top_part *p = &list[count];
+        if (ht_cmd_parse_json(line, &l) < 0)
+            continue;
+        *p = (struct ht_top_part){.value = {0}};
+        snprintf(p->name, sizeof(p->name), "%s", ht_cmd_value(&l, keys->name));
+        snprintf(p->state, sizeof(p->state), "%s", ht_cmd_value(&l, keys->state));
+        for (unsigned i = 0; i < keys->count; i++)
+            p->value[i] = ht_cmd_number(&l, keys->words[i]);
+        count++;
+    }
+    return count;
+}
+
+void ht_top_parse(const struct ht_top_texts *t, uint64_t at_ns, struct ht_top_sample *out)
+{
+    out->at_ns = at_ns;
+    for (unsigned i = 0; i < HT_TOP_STORE_FIGURES; i++)
+        out->store[i] = ht_figure(t->stats, store_words[i]);
+    out->devices = take_parts(t->devices, &device_keys, out->device, HT_DEVICES_MAX);
+    out->roots = take_parts(t->roots, &root_keys, out->root, HT_TOP_ROOTS_MAX);
+    out->engines = take_parts(t->background, &engine_keys, out->engine, HT_TOP_ENGINES_MAX);
+}
+
+int ht_top_read(const char *point, struct ht_top_sample *out)
+{
+    struct ht_top_texts t = {0};
+    int rc = ht_cmd_attribute(point, "stats", true, &t.stats);
+
+    if (rc == 0)
+        rc = ht_hidden_text(point, "devices", &t.devices);
+    if (rc == 0)
+        rc = ht_hidden_text(point, "roots", &t.roots);
+    if (rc == 0)
+        rc = ht_hidden_text(point, "background", &t.background);
+    if (rc == 0)
+        ht_top_parse(&t, ht_now_ns(), out);
+    free(t.stats);
+    free(t.devices);
+    free(t.roots);
+    free(t.background);
+    return rc;
+}
+
+/* --------------------------------------------------------------- the command */
+
 enum { HISTORY = 10, COLUMNS_DEFAULT = 80, COLUMNS_MIN = 1, COLUMNS_MAX = 1000 };
 #define INTERVAL_MIN 0.1
 #define INTERVAL_MAX 60.0
@@ -24,32 +95,26 @@ enum { HISTORY = 10, COLUMNS_DEFAULT = 80, COLUMNS_MIN = 1, COLUMNS_MAX = 1000 }
 struct top {
     struct ht_top_view v;
     const struct ht_cmd_options *o;
-    struct ht_top_sample *ring; /* HISTORY of them, and one that the thread fills */
-    unsigned taken;             /* samples so far; the newest is at (taken - 1) % HISTORY */
-    int ask, answer;            /* ends of the pipes */
-    bool asked;                 /* the thread has ring[HISTORY] */
+    struct ht_top_sample ring[HISTORY + 1]; /* the last one is the thread's */
+    unsigned taken;                         /* samples so far; the newest is at (taken - 1) % HISTORY */
+    int ask[2], answer[2];                  /* pipes to the thread, and from it */
+    bool asked;                             /* the thread has ring[HISTORY] */
     uint64_t asked_ns;
     struct termios before;
     bool raw;
     struct ht_buf out;
 };
 
-struct reader {
-    char point[PATH_MAX];
-    struct ht_top_sample *sample;
-    int asks, answers;
-};
-
 /* ---------------------------------------------------------------- the reader */
 
 static void *read_mount(void *arg)
 {
-    struct reader *r = arg;
+    struct top *t = arg;
     char byte;
 
-    while (read(r->asks, &byte, 1) == 1) {
-        int rc = ht_top_read(r->point, r->sample);
-        if (write(r->answers, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+    while (read(t->ask[0], &byte, 1) == 1) {
+        int rc = ht_top_read(t->v.point, &t->ring[HISTORY]);
+        if (write(t->answer[1], &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
             break;
     }
     return NULL;
@@ -58,27 +123,13 @@ static void *read_mount(void *arg)
 /* It lives as long as the process. */
 static int start_reader(struct top *t)
 {
-    struct reader *r = calloc(1, sizeof(*r));
-    int asks[2], answers[2];
     pthread_t thread;
 
-    if (!r || pipe2(asks, O_CLOEXEC) != 0)
-        goto fail;
-    if (pipe2(answers, O_CLOEXEC) != 0)
-        goto fail;
-    snprintf(r->point, sizeof(r->point), "%s", t->v.point);
-    r->sample = &t->ring[HISTORY];
-    r->asks = asks[0];
-    r->answers = answers[1];
-    t->ask = asks[1];
-    t->answer = answers[0];
-    if (pthread_create(&thread, NULL, read_mount, r) != 0)
-        goto fail;
+    if (pipe2(t->ask, O_CLOEXEC) != 0 || pipe2(t->answer, O_CLOEXEC) != 0 ||
+        pthread_create(&thread, NULL, read_mount, t) != 0)
+        return -ENOMEM;
     (void)pthread_detach(thread);
     return 0;
-fail:
-    free(r);
-    return -ENOMEM;
 }
 
 /* --------------------------------------------------------------- the terminal */
@@ -209,7 +260,7 @@ static int take_answer(struct top *t)
 {
     int rc;
 
-    if (read(t->answer, &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
+    if (read(t->answer[0], &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
         return -EIO;
     t->asked = false;
     t->v.silent_s = 0;
@@ -222,7 +273,7 @@ static int take_answer(struct top *t)
 /* True: an answer has come. */
 static bool wait_for_something(struct top *t, uint64_t until_ns)
 {
-    struct pollfd p[2] = {{.fd = t->answer, .events = POLLIN}, {.fd = t->raw ? STDIN_FILENO : -1, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = t->answer[0], .events = POLLIN}, {.fd = t->raw ? STDIN_FILENO : -1, .events = POLLIN}};
     uint64_t now = ht_now_ns();
     char key;
 
@@ -244,7 +295,7 @@ static int run_top(struct top *t)
     while (!ended && rc == 0 && !(t->o->once && t->taken >= 2)) { /* the first picture needs two samples */
         uint64_t now = ht_now_ns(), interval = (uint64_t)(t->v.interval_s * 1e9);
         if (now >= next_ns && !t->asked) {
-            t->asked = write(t->ask, "", 1) == 1;
+            t->asked = write(t->ask[1], "", 1) == 1;
             t->asked_ns = ht_now_ns();
             next_ns = now + interval;
         } else if (now >= next_ns) {
@@ -264,12 +315,12 @@ static int run_top(struct top *t)
 
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
 {
-    struct top t = {.o = o, .out = HT_BUF_INIT};
+    static struct top t;
 
+    t.o = o;
     t.v.point = o->point;
     t.v.interval_s = o->watch_s > 0 ? o->watch_s : 1;
-    t.ring = calloc(HISTORY + 1, sizeof(*t.ring));
-    int rc = t.ring ? start_reader(&t) : -ENOMEM;
+    int rc = start_reader(&t);
     if (rc == 0) {
         catch_signals();
         begin_terminal(&t);
@@ -279,6 +330,6 @@ int ht_cmd_top(const char *path, const struct ht_cmd_options *o)
     if (rc < 0)
         ht_cmd_explain(o->point, rc);
     ht_buf_free(&t.out);
-    /* The thread may still fill its sample: it ends with the process, and so does the ring. */
+    /* The thread may still fill its sample: it ends with the process, and so does the rest. */
     return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

@@ -84,11 +84,6 @@ struct ht_top_texts {
 void ht_top_parse(const struct ht_top_texts *t, uint64_t at_ns, struct ht_top_sample *out);
 /* Reads and parses those of the mount at point. */
 int ht_top_read(const char *point, struct ht_top_sample *out) HT_MUST_CHECK;
-/* Change per second of a counter; 0 if it fell, because the store was mounted again. */
-double ht_top_rate(uint64_t now, uint64_t before, uint64_t ns);
-/* The same part of an earlier sample; NULL: it is new. hint: the place of part. */
-const struct ht_top_part *ht_top_same(const struct ht_top_part *part, const struct ht_top_part *list, unsigned count,
-                                      unsigned hint);
 
 enum ht_top_order { HT_TOP_BY_TRAFFIC, HT_TOP_BY_STEPS, HT_TOP_BY_STATE, HT_TOP_BY_NAME, HT_TOP_ORDERS };
 

@@ -9,9 +9,6 @@
 
 #include <stdarg.h>
 
-#include "mount-helpers/common/text.h"
-#include "tiering/base/json.h"
-
 enum { CELL_MAX = 64, BAR_MAX = 24, NAME_WIDTH_MIN = 10, WIDE = 60, INDENT = 8 };
 
 static const char *const order_words[HT_TOP_ORDERS] = {"traffic", "steps", "state", "name"};
@@ -96,7 +93,7 @@ static void end_line(struct frame *f)
     f->column = 0;
 }
 
-/* ------------------------------------------------------------------- texts */
+/* ------------------------------------------------------- numbers and texts */
 
 static const char *size_text(double bytes, char out[CELL_MAX])
 {
@@ -118,6 +115,24 @@ static const char *time_text(double ns, char out[CELL_MAX])
     size_t len = strlen(out);
     snprintf(out + len, CELL_MAX - len, " %s", us < 999.5 ? "us" : us < 999500 ? "ms" : "s");
     return out;
+}
+
+/* Change per second of a counter; 0 if it fell, because the store was mounted again. */
+static double rate_of(uint64_t now, uint64_t before, uint64_t ns)
+{
+    return now > before && ns ? (double)(now - before) * 1e9 / (double)ns : 0;
+}
+
+/* The same part of an earlier sample; NULL: it is new. hint: the place of part. */
+static const struct ht_top_part *find_same(const struct ht_top_part *part, const struct ht_top_part *list,
+                                           unsigned count, unsigned hint)
+{
+    if (hint < count && strcmp(list[hint].name, part->name) == 0)
+        return &list[hint];
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(list[i].name, part->name) == 0)
+            return &list[i];
+    return NULL;
 }
 
 static void put_bar(struct frame *f, uint64_t dirty, uint64_t used, uint64_t all)
@@ -175,7 +190,7 @@ static void put_rates(struct frame *f, const struct ht_top_sample *now, const st
     put_text(f, "each s  ");
     for (size_t i = 0; i < HT_ARRAY_SIZE(rates); i++) {
         enum ht_top_store row = rates[i].figure;
-        put_item(f, "%s %s", rates[i].word, number_text(ht_top_rate(now->store[row], before->store[row], ns), number));
+        put_item(f, "%s %s", rates[i].word, number_text(rate_of(now->store[row], before->store[row], ns), number));
     }
     end_line(f);
 }
@@ -189,14 +204,14 @@ static void put_waits(struct frame *f, const struct ht_top_sample *now, const st
 
     for (unsigned i = 0; i < now->devices && i < before->devices; i++) {
         const uint64_t *n = now->device[i].value, *o = before->device[i].value;
-        planned += ht_top_rate(n[HT_TOP_PLANNED_WAITS], o[HT_TOP_PLANNED_WAITS], ns);
-        background += ht_top_rate(n[HT_TOP_BACKGROUND_WAITS], o[HT_TOP_BACKGROUND_WAITS], ns);
+        planned += rate_of(n[HT_TOP_PLANNED_WAITS], o[HT_TOP_PLANNED_WAITS], ns);
+        background += rate_of(n[HT_TOP_BACKGROUND_WAITS], o[HT_TOP_BACKGROUND_WAITS], ns);
         oldest = n[HT_TOP_OLDEST] > oldest ? n[HT_TOP_OLDEST] : oldest;
     }
     put_text(f, "waits/s ");
-    put_item(f, "update %s", number_text(ht_top_rate(now->store[HT_TOP_PARKED], before->store[HT_TOP_PARKED], ns), a));
+    put_item(f, "update %s", number_text(rate_of(now->store[HT_TOP_PARKED], before->store[HT_TOP_PARKED], ns), a));
     put_item(f, "room %s",
-             number_text(ht_top_rate(now->store[HT_TOP_ROOM_WAITS], before->store[HT_TOP_ROOM_WAITS], ns), a));
+             number_text(rate_of(now->store[HT_TOP_ROOM_WAITS], before->store[HT_TOP_ROOM_WAITS], ns), a));
     put_item(f, "planned %s", number_text(planned, a));
     put_item(f, "background %s", number_text(background, a));
     end_line(f);
@@ -257,12 +272,11 @@ static void put_devices(struct frame *f, const struct ht_top_sample *now, const 
     put_head(f, columns, count, "DEVICE");
     for (unsigned i = 0; i < now->devices; i++) {
         const struct ht_top_part *p = &now->device[i], *o = i < before->devices ? &before->device[i] : p;
-        size_text(ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns), cells[0]);
-        size_text(ht_top_rate(p->value[HT_TOP_WRITTEN], o->value[HT_TOP_WRITTEN], ns), cells[1]);
+        size_text(rate_of(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns), cells[0]);
+        size_text(rate_of(p->value[HT_TOP_WRITTEN], o->value[HT_TOP_WRITTEN], ns), cells[1]);
         snprintf(cells[2], CELL_MAX, "%.31s", p->state);
         for (unsigned k = 0; k < 3; k++)
-            size_text(ht_top_rate(p->value[HT_TOP_URGENT_MOVED + k], o->value[HT_TOP_URGENT_MOVED + k], ns),
-                      cells[3 + k]);
+            size_text(rate_of(p->value[HT_TOP_URGENT_MOVED + k], o->value[HT_TOP_URGENT_MOVED + k], ns), cells[3 + k]);
         put_cells(f, columns, count, cells, p->name);
     }
 }
@@ -286,16 +300,16 @@ static struct model model_of(const struct ht_top_sample *now, unsigned i, const 
                              const struct ht_top_sample *base)
 {
     const struct ht_top_part *p = &now->root[i];
-    const struct ht_top_part *o = ht_top_same(p, before->root, before->roots, i);
-    const struct ht_top_part *b = ht_top_same(p, base->root, base->roots, i);
+    const struct ht_top_part *o = find_same(p, before->root, before->roots, i);
+    const struct ht_top_part *b = find_same(p, base->root, base->roots, i);
     struct model m = {.now = p};
 
     if (o)
-        m.traffic = ht_top_rate(p->value[HT_TOP_GRAD], o->value[HT_TOP_GRAD], now->at_ns - before->at_ns);
+        m.traffic = rate_of(p->value[HT_TOP_GRAD], o->value[HT_TOP_GRAD], now->at_ns - before->at_ns);
     if (!b || p->value[HT_TOP_STEP] <= b->value[HT_TOP_STEP])
         return m;
     double count = (double)(p->value[HT_TOP_STEP] - b->value[HT_TOP_STEP]);
-    m.steps = ht_top_rate(p->value[HT_TOP_STEP], b->value[HT_TOP_STEP], now->at_ns - base->at_ns);
+    m.steps = rate_of(p->value[HT_TOP_STEP], b->value[HT_TOP_STEP], now->at_ns - base->at_ns);
     m.update_ns = growth(p, b, HT_TOP_UPDATE_NS) / count;
     m.commit_ns = growth(p, b, HT_TOP_COMMIT_NS) / count;
     return m;
@@ -364,11 +378,11 @@ static void put_engines(struct frame *f, const struct ht_top_sample *now, const 
 
     for (unsigned i = 0; i < now->engines; i++) {
         const struct ht_top_part *p = &now->engine[i];
-        const struct ht_top_part *o = ht_top_same(p, before->engine, before->engines, i);
+        const struct ht_top_part *o = find_same(p, before->engine, before->engines, i);
         if (strcmp(p->state, "off") == 0 || strcmp(p->state, "idle") == 0)
             continue;
         put_text(f, "%s%.12s %.8s %s/s", any ? ", " : "backgr. ", p->name, p->state,
-                 size_text(o ? ht_top_rate(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns) : 0, rate));
+                 size_text(o ? rate_of(p->value[HT_TOP_READ], o->value[HT_TOP_READ], ns) : 0, rate));
         any = true;
     }
     if (any)
@@ -422,7 +436,7 @@ static void put_rows(struct ht_json *j, const struct json_row *rows, size_t coun
 {
     for (size_t i = 0; i < count; i++) {
         if (rows[i].rate)
-            put_number(j, rows[i].key, ht_top_rate(now[i], before[i], ns));
+            put_number(j, rows[i].key, rate_of(now[i], before[i], ns));
         else
             ht_json_u64(j, rows[i].key, now[i]);
     }

@@ -5,19 +5,16 @@
  */
 #include "mount-helpers/mkfs/mkfs.h"
 
-#include "tiering/base/log.h"
 #include "tiering/space/claim.h"
 #include "tiering/space/members.h"
-#include "mount-helpers/common/text.h"
 
-#define DEVICE_BYTES_MIN (8 * HT_MIB) /* of ht_super_add */
-#define LOG_CHUNKS_PER_MIB 5370u      /* mkfs.hitrain(8) */
+#define LOG_CHUNKS_PER_MIB 5370u /* mkfs.hitrain(8) */
 
 struct adding {
     const struct ht_mkfs_options *o;
-    struct ht_mkfs_target named[HT_DEVICES_MAX], target; /* the members as named; the new device */
-    unsigned count;
-    struct ht_dev *member[HT_DEVICES_MAX]; /* by index */
+    struct ht_mkfs_target named[HT_DEVICES_MAX], *target; /* the members as named, and behind them the new device */
+    unsigned count;                                       /* of members */
+    struct ht_dev *member[HT_DEVICES_MAX];                /* by index */
     struct ht_super sb[HT_DEVICES_MAX];
     struct ht_super newest;
     uint8_t uuid[16];
@@ -72,11 +69,8 @@ static int check_members(struct adding *a)
 /* Also the new device is held then, and may be overwritten. */
 static int hold_all(struct adding *a)
 {
-    struct ht_mkfs_target both[HT_DEVICES_MAX];
+    int rc = ht_mkfs_check_distinct(a->named, a->count + 1);
 
-    memcpy(both, a->named, a->count * sizeof(both[0]));
-    both[a->count].path = a->o->add;
-    int rc = ht_mkfs_check_distinct(both, a->count + 1);
     for (unsigned i = 0; rc == 0 && i < a->count; i++) {
         rc = ht_dev_open(a->named[i].path, a->o->no_wait ? HT_DEV_NOWAIT : 0, &a->named[i].dev);
         if (rc == 0)
@@ -85,10 +79,10 @@ static int hold_all(struct adding *a)
     if (rc == 0)
         rc = check_members(a);
     if (rc == 0)
-        rc = ht_mkfs_open(&a->target, a->o, &a->newest);
-    if (rc == 0 && ht_dev_size(a->target.dev) < DEVICE_BYTES_MIN) {
-        ht_error("%s is too small: it has %s, and each device needs 8 MiB", a->target.path,
-                 ht_size_text(ht_dev_size(a->target.dev)));
+        rc = ht_mkfs_open(a->target, a->o, &a->newest);
+    if (rc == 0 && ht_dev_size(a->target->dev) < HT_MKFS_BYTES_MIN) {
+        ht_error("%s is too small: it has %s, and each device needs 8 MiB", a->target->path,
+                 ht_size_text(ht_dev_size(a->target->dev)));
         rc = -ENOSPC;
     }
     return rc;
@@ -98,9 +92,9 @@ static int report_add_error(const struct adding *a, int rc)
 {
     if (rc == -EUCLEAN)
         ht_error("%s is a member now, but a device lacks a copy of its superblock: run hitrain-fsck -p",
-                 a->target.path);
+                 a->target->path);
     else if (rc < 0)
-        ht_error("%s was not added, and the store is as it was: %s", a->target.path, strerror(-rc));
+        ht_error("%s was not added, and the store is as it was: %s", a->target->path, strerror(-rc));
     return rc;
 }
 
@@ -108,22 +102,22 @@ static int add(struct adding *a)
 {
     struct ht_claim *claim;
     enum ht_device_class device_class = a->o->add_capacity ? HT_DEVICE_CAPACITY : HT_DEVICE_FAST;
-    int rc = ht_claim_ask(&a->target.dev, 1);
+    int rc = ht_claim_ask(&a->target->dev, 1);
 
     if (rc == 0)
         rc = ht_claim_take(&a->newest, a->member, a->newest.device_count, &claim);
     if (rc < 0)
         return rc;
-    ht_mkfs_discard(&a->target, a->o);
-    rc = ht_mkfs_wipe_old(&a->target);
+    ht_mkfs_discard(a->target, a->o);
+    rc = ht_mkfs_wipe_old(a->target);
     if (rc == 0)
-        rc = report_add_error(a, ht_super_add(&a->newest, a->member, a->target.dev, device_class));
+        rc = report_add_error(a, ht_super_add(&a->newest, a->member, a->target->dev, device_class));
     a->added = rc == 0 || rc == -EUCLEAN;
     if (a->added)
         ht_claim_free(claim);
     else
         ht_claim_undo(claim, &a->newest);
-    return rc < 0 ? rc : ht_mkfs_verify(a->target.dev, &a->newest);
+    return rc < 0 ? rc : ht_mkfs_verify(a->target->dev, &a->newest);
 }
 
 static void report(const struct adding *a)
@@ -135,11 +129,11 @@ static void report(const struct adding *a)
 
     for (unsigned i = 0; i <= index; i++)
         bytes += sb->device_bytes[i];
-    if (a->target.held_something)
-        printf("%s contained %s: overwritten\n", a->target.path, a->target.found);
+    if (a->target->held_something)
+        printf("%s contained %s: overwritten\n", a->target->path, a->target->found);
     printf("hitrain store %s\n  device %-2u %s, %s%s: added; mount the store with -o device=%s, too\n",
-           ht_uuid_text(sb->uuid, uuid), index, a->target.path, ht_size_text(sb->device_bytes[index]),
-           sb->device_class[index] == HT_DEVICE_CAPACITY ? ", capacity" : "", a->target.path);
+           ht_uuid_text(sb->uuid, uuid), index, a->target->path, ht_size_text(sb->device_bytes[index]),
+           sb->device_class[index] == HT_DEVICE_CAPACITY ? ", capacity" : "", a->target->path);
     if (most < bytes)
         ht_warn("the log has room for some %s of tensors, which is less than the %s of all devices: a new store with "
                 "--log-size= can use all",
@@ -148,7 +142,7 @@ static void report(const struct adding *a)
 
 int ht_mkfs_add(const char *const paths[], unsigned count, const struct ht_mkfs_options *o)
 {
-    struct adding a = {.o = o, .count = count, .target.path = o->add};
+    struct adding a = {.o = o, .count = count};
 
     if (count >= HT_DEVICES_MAX) {
         ht_error("%s: a store has at most %u devices, and %u are named", o->add, HT_DEVICES_MAX, count);
@@ -156,12 +150,14 @@ int ht_mkfs_add(const char *const paths[], unsigned count, const struct ht_mkfs_
     }
     for (unsigned i = 0; i < count; i++)
         a.named[i].path = paths[i];
+    a.target = &a.named[count];
+    a.target->path = o->add;
     int rc = hold_all(&a);
     if (rc == 0)
         rc = add(&a);
     if (rc == 0)
         report(&a);
-    ht_mkfs_close(&a.target, !a.added);
+    ht_mkfs_close(a.target, !a.added);
     for (unsigned i = 0; i < count; i++)
         ht_mkfs_close(&a.named[i], false);
     return rc;

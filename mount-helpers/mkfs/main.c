@@ -6,16 +6,12 @@
  */
 #include <getopt.h>
 
-#include "tiering/base/log.h"
 #include "tiering/sys/stdio_fds.h"
 #include "optim/rules/need.h"
 #include "tiering/space/claim.h"
-#include "mount-helpers/common/text.h"
 #include "mount-helpers/mkfs/mkfs.h"
 #include <hitrain/words.h>
 
-/* The minimum of ht_super_format for each device. */
-#define DEVICE_BYTES_MIN (8 * HT_MIB)
 #define LOG_SHARE 4 /* the log takes at most one part of so many */
 
 static const char hint[] = "mkfs.hitrain --help";
@@ -41,30 +37,12 @@ static const char usage_text[] =
 /* ------------------------------------------------------------- command line */
 
 enum {
-    OPT_NO_DISCARD = 'K',
     OPT_SIZE = 256,
     OPT_CAPACITY,
     OPT_ADD,
     OPT_LABEL,
     OPT_CHUNK,
     OPT_LOG_SIZE,
-    OPT_FORCE,
-    OPT_NO_WAIT
-};
-
-static const struct option words[] = {
-    {"size", required_argument, NULL, OPT_SIZE},
-    {"capacity", optional_argument, NULL, OPT_CAPACITY},
-    {"add", required_argument, NULL, OPT_ADD},
-    {"label", required_argument, NULL, OPT_LABEL},
-    {"chunk", required_argument, NULL, OPT_CHUNK},
-    {"log-size", required_argument, NULL, OPT_LOG_SIZE},
-    {"force", no_argument, NULL, OPT_FORCE},
-    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
-    {"no-discard", no_argument, NULL, OPT_NO_DISCARD},
-    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'V'},
-    {NULL, 0, NULL, 0},
 };
 
 /* A size within bounds, in whole units. */
@@ -129,7 +107,7 @@ static int parse_word(int c, struct ht_mkfs_options *o)
 {
     switch (c) {
     case OPT_SIZE:
-        return parse_size("size", optarg, DEVICE_BYTES_MIN, 1ull << 60, &o->size_bytes);
+        return parse_size("size", optarg, HT_MKFS_BYTES_MIN, 1ull << 60, &o->size_bytes);
     case OPT_CAPACITY:
         return note_capacity(o);
     case OPT_ADD:
@@ -145,14 +123,10 @@ static int parse_word(int c, struct ht_mkfs_options *o)
         return parse_chunk(optarg, &o->chunk_bytes);
     case OPT_LOG_SIZE:
         return parse_size("log-size", optarg, HT_LOG_BYTES_MIN, HT_LOG_BYTES_MAX, &o->log_bytes);
-    case OPT_FORCE:
-        o->force = true;
-        return 0;
-    case OPT_NO_WAIT:
-        o->no_wait = true;
-        return 0;
-    case OPT_NO_DISCARD:
+    case 'K':
         o->no_discard = true;
+        return 0;
+    case 0: /* a flag */
         return 0;
     default:
         return -EINVAL;
@@ -180,6 +154,20 @@ static int check_words(const struct ht_mkfs_options *o, unsigned named)
 /* -1: go on; else the exit status. */
 static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 {
+    const struct option words[] = {
+        {"size", required_argument, NULL, OPT_SIZE},
+        {"capacity", optional_argument, NULL, OPT_CAPACITY},
+        {"add", required_argument, NULL, OPT_ADD},
+        {"label", required_argument, NULL, OPT_LABEL},
+        {"chunk", required_argument, NULL, OPT_CHUNK},
+        {"log-size", required_argument, NULL, OPT_LOG_SIZE},
+        {"force", no_argument, &o->force, 1},
+        {"no-wait", no_argument, &o->no_wait, 1},
+        {"no-discard", no_argument, &o->no_discard, 1},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
     int c;
 
     while ((c = getopt_long(argc, argv, "K", words, NULL)) != -1)
@@ -198,7 +186,7 @@ static void explain_too_small(const struct ht_mkfs_target *targets, unsigned cou
 {
     for (unsigned i = 0; i < count; i++) {
         bool log = o->log_bytes != 0 && i < count - o->capacity_count;
-        uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, log ? o->log_bytes * LOG_SHARE : 0);
+        uint64_t least = ht_max_u64(HT_MKFS_BYTES_MIN, log ? o->log_bytes * LOG_SHARE : 0);
         if (ht_dev_size(targets[i].dev) < least)
             ht_error("%s is too small: it has %s, and a store %sneeds at least %s", targets[i].path,
                      ht_size_text(ht_dev_size(targets[i].dev)), log ? "with a log of this size " : "",

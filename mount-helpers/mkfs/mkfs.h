@@ -2,10 +2,14 @@
 /* mkfs.h - the common part of the files of mkfs.hitrain. */
 #pragma once
 
+#include "mount-helpers/common/text.h"
+#include "tiering/base/log.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
 #include <hitrain/limits.h>
+
+#define HT_MKFS_BYTES_MIN (8 * HT_MIB) /* that ht_super_format and ht_super_add take for a device */
 
 struct ht_mkfs_options {
     uint64_t size_bytes; /* of regular files to make; 0: devices are there already */
@@ -15,7 +19,8 @@ struct ht_mkfs_options {
     const char *capacity[HT_DEVICES_MAX]; /* devices of that class; capacity_count: as many were named */
     unsigned capacity_count;
     const char *add; /* the device that joins a store, or NULL */
-    bool add_capacity, force, no_wait, no_discard;
+    bool add_capacity;
+    int force, no_wait, no_discard; /* flags, as getopt sets them */
 };
 
 /* One device of the store to be. */

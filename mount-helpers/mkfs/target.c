@@ -13,12 +13,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
 #include "tiering/space/members.h"
 #include "mount-helpers/common/progress.h"
-#include "mount-helpers/common/text.h"
 
 #define LOOKED_AT_BYTES HT_MIB /* of a regular file that nothing recognises */
 

@@ -63,14 +63,12 @@ static bool find_mount(const char *point, struct ht_mount_entry *out)
 
 static void find_daemon(const char *point, struct daemon *d)
 {
-    struct ht_holder *h = malloc(sizeof(*h));
+    struct ht_holder h;
 
-    d->fd = -1;
-    if (h && find_mount(point, &d->mount) && ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 && !h->opener) {
-        d->pid = h->pid;
-        d->fd = (int)syscall(SYS_pidfd_open, h->pid, 0);
+    if (find_mount(point, &d->mount) && ht_holder_find(d->mount.source, &h) == 0 && h.pid > 0 && !h.opener) {
+        d->pid = h.pid;
+        d->fd = (int)syscall(SYS_pidfd_open, h.pid, 0);
     }
-    free(h);
 }
 
 /* ------------------------------------------------------------------ unmount */

@@ -237,12 +237,11 @@ static unsigned count_lines(const char *p)
 TEST(problems_of_one_code_beyond_a_bound_are_summed_up)
 {
     enum { MORE = 1234 };
-    struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
 
     f.out = open_memstream(&text, &text_len);
     for (unsigned i = 0; i < HT_FSCK_LINES_MAX + MORE; i++)
-        (void)ht_fsck_problem(&f, HT_FSCK_DATA_CSUM, &nowhere, "chunk %u", i);
-    (void)ht_fsck_problem(&f, HT_FSCK_REF_ORPHAN, &nowhere, "another");
+        (void)ht_fsck_problem(&f, HT_FSCK_DATA_CSUM, NULL, "chunk %u", i);
+    (void)ht_fsck_problem(&f, HT_FSCK_REF_ORPHAN, NULL, "another");
     ht_fsck_summary(&f, "store", HT_FSCK_LEFT);
     fclose(f.out);
     ck_assert_uint_eq(f.problems, HT_FSCK_LINES_MAX + MORE + 1);

@@ -8,6 +8,7 @@
 
 enum { FOREVER_MS = 3600 * 1000, WAIT_MS_MAX = 60 * 1000 };
 
+static struct ht_fsck f;
 static int from_stderr;
 
 static void redirect(void)
@@ -29,32 +30,32 @@ static bool said_something(int wait_ms)
 
 TEST(a_long_pass_is_told)
 {
-    struct ht_dev *dev;
-    struct ht_pass_watch w;
     char text[4096] = "";
     static uint8_t block[8192];
 
-    ck_assert_int_eq(dev_open_ram(1 << 20, 4096, &dev), 0);
-    ck_assert_int_eq(ht_dev_read(dev, 0, block, sizeof(block)), 0);
+    ck_assert_int_eq(dev_open_ram(1 << 20, 4096, &f.devs[0]), 0);
+    ck_assert_int_eq(ht_dev_read(f.devs[0], 0, block, sizeof(block)), 0);
     redirect();
-    ht_pass_watch_begin(&w, true, 5, "names", &dev, 1);
+    f.dev_count = 1;
+    f.opt.progress = true;
+    ht_fsck_watch_begin(&f, "names", 5);
     ck_assert(said_something(WAIT_MS_MAX));
-    ht_pass_watch_end(&w);
+    ht_fsck_watch_end(&f);
     ck_assert_int_gt(read(from_stderr, text, sizeof(text) - 1), 0);
     ck_assert_msg(strncmp(text, "names: 0 s, 8 KiB read\n", 23) == 0, "%s", text);
-    ht_dev_close(dev);
+    ht_dev_close(f.devs[0]);
 }
 
 TEST(a_short_one_and_one_that_nobody_asked_for_are_not)
 {
-    struct ht_pass_watch w;
-
     redirect();
-    ht_pass_watch_begin(&w, true, FOREVER_MS, "names", NULL, 0);
-    ht_pass_watch_clear(&w);
-    ht_pass_watch_end(&w);
-    ht_pass_watch_begin(&w, false, 0, "names", NULL, 0);
-    ht_pass_watch_end(&w);
+    f.opt.progress = true;
+    ht_fsck_watch_begin(&f, "names", FOREVER_MS);
+    ht_fsck_watch_clear(&f);
+    ht_fsck_watch_end(&f);
+    f.opt.progress = false;
+    ht_fsck_watch_begin(&f, "names", 0);
+    ht_fsck_watch_end(&f);
     ck_assert(!said_something(0));
 }
 

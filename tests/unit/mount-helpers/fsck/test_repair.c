@@ -271,7 +271,6 @@ TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
 {
     enum { PROBLEMS = 20000, TEXT_BYTES = 1500 };
     struct ht_fsck *f = test_alloc(sizeof(*f));
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     char *text = NULL, long_text[TEXT_BYTES + 1];
     size_t text_len = 0;
     uint64_t count = 0;
@@ -283,8 +282,8 @@ TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
     ht_json_init(&f->json, f->out);
     ht_json_array(&f->json, NULL);
     for (unsigned i = 0; i < PROBLEMS; i++)
-        ck_assert(ht_fsck_problem(f, HT_FSCK_DATA_CSUM, &w, "%s", long_text));
-    ck_assert(ht_fsck_problem(f, HT_FSCK_SB_CSUM, &w, "%s", long_text));
+        ck_assert(ht_fsck_problem(f, HT_FSCK_DATA_CSUM, NULL, "%s", long_text));
+    ck_assert(ht_fsck_problem(f, HT_FSCK_SB_CSUM, NULL, "%s", long_text));
     ht_fsck_repaired_last(f); /* which is not listed: nor is another one called repaired for it */
     ht_fsck_report_all(f, false);
     ht_json_end(&f->json);

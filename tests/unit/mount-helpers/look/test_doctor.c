@@ -146,13 +146,10 @@ static const char well[] = "total_bytes=1000000000\navailable_bytes=500000000\nl
 /* A later line of the same word counts for nothing: words are unique. So the change stands first. */
 static void figures_with(const char *change)
 {
-    static struct ht_figures f;
     char text[1024];
 
     snprintf(text, sizeof(text), "%s\n%s", change, well);
-    ht_figures_parse(strdup(text), &f);
-    ht_doctor_figures(&d, &f);
-    ht_figures_free(&f);
+    ht_doctor_figures(&d, text);
 }
 
 TEST_LOOP(figures, 16)
@@ -182,7 +179,7 @@ TEST_LOOP(figures, 16)
     figures_with(cases[_i].change);
     ck_assert_int_eq(level_of(cases[_i].check), cases[_i].level);
     if (!cases[_i].change[0])
-        ck_assert_int_eq(ht_doctor_worst(&d), HT_DOCTOR_OK);
+        ck_assert_int_eq(ht_doctor_worst(&d, 0), HT_DOCTOR_OK);
 }
 
 TEST(too_much_memory_for_the_machine)
@@ -308,7 +305,7 @@ TEST(a_full_list_keeps_the_worst)
     }
     ck_assert_uint_eq(d.count, HT_DOCTOR_FINDINGS_MAX);
     ck_assert(d.cut);
-    ck_assert_int_eq(ht_doctor_worst(&d), HT_DOCTOR_ERROR);
+    ck_assert_int_eq(ht_doctor_worst(&d, 0), HT_DOCTOR_ERROR);
     ck_assert_str_eq(d.finding[HT_DOCTOR_FINDINGS_MAX - 1].remedy, "remedy of 263");
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The metrics in the text format of Prometheus, and the requests of HTTP clients. */
 
-#include "mount-helpers/look/exposition.h"
+#include "mount-helpers/look/metrics.h"
 #include "tests/support/suite.h"
 
 static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * exposition.h - the two forms of metrics that monitoring reads. The daemon writes OpenMetrics; programs that know only
+ * metrics.h - the two forms of metrics that monitoring reads. The daemon writes OpenMetrics; programs that know only
  * Prometheus' text format refuse some of its types.
  */
 #pragma once

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kept.c - kept steps of a model root: `hitrainctl snapshot`, `rollback`, `clone` and `forget`. */
-#include "mount-helpers/ctl/figures.h"
+/*
+ * steps.c - steps of a model root: `hitrainctl snapshot`, `rollback`, `clone` and `forget` of those that it keeps, and
+ * `delta`, which prints what a step has changed.
+ */
+#include "mount-helpers/ctl/ctl.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -8,7 +11,6 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include "tiering/base/json.h"
 #include "tiering/sys/mounts.h"
 #include <hitrain/words.h>
 
@@ -116,9 +118,7 @@ static int report_kept(const char *root, const struct ht_cmd_options *o, const c
     if (kept_step(root, name ? name : number, &step) < 0)
         return HT_CMD_FAILED;
     if (o->json) {
-        ht_json_init(&j, stdout);
-        ht_json_object(&j, NULL);
-        ht_json_str(&j, "path", root);
+        ht_cmd_json_begin(&j, "path", root);
         ht_json_u64(&j, "step", step);
         ht_json_str(&j, "name", name ? name : number);
         ht_json_end(&j);
@@ -163,21 +163,17 @@ int ht_cmd_forget(const char *path, const struct ht_cmd_options *o)
 /* The path of a directory from the root of its file system, without a slash before it: "" for the root. */
 static int place_in_store(const char *handle, const char *real, char *out, size_t cap)
 {
-    struct ht_mount_entry *m = malloc(sizeof(*m));
-    int rc = m ? ht_mount_of_path(handle, m) : -ENOMEM;
+    struct ht_mount_entry m;
+    int rc = ht_mount_of_path(handle, &m);
 
-    if (!rc) {
-        size_t len = strcmp(m->point, "/") == 0 ? 0 : strlen(m->point);
-        const char *root = m->root + (m->root[0] == '/');
-        bool is_below = strncmp(real, m->point, len) == 0 && (real[len] == '\0' || real[len] == '/');
-        const char *rest = is_below ? real + len + (real[len] == '/') : "";
-        if (!is_below)
-            rc = -EXDEV;
-        else if ((size_t)snprintf(out, cap, "%s%s%s", root, root[0] && rest[0] ? "/" : "", rest) >= cap)
-            rc = -ENAMETOOLONG;
-    }
-    free(m);
-    return rc;
+    if (rc)
+        return rc;
+    size_t len = strcmp(m.point, "/") == 0 ? 0 : strlen(m.point);
+    if (strncmp(real, m.point, len) != 0 || (real[len] != '\0' && real[len] != '/'))
+        return -EXDEV;
+    const char *root = m.root + (m.root[0] == '/'), *rest = real + len + (real[len] == '/');
+    rc = snprintf(out, cap, "%s%s%s", root, root[0] && rest[0] ? "/" : "", rest);
+    return (size_t)rc < cap ? 0 : -ENAMETOOLONG;
 }
 
 /*
@@ -257,18 +253,6 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
     return -EXDEV;
 }
 
-static int clone_as(const char *root, const char *name, const char *path)
-{
-    char as[NAME_MAX + 1];
-    int dir = is_name(root, name) ? open_folder(root, path, as) : -EINVAL;
-
-    if (dir < 0)
-        return dir;
-    int rc = kept_clone_at(root, name, dir, as, path);
-    close(dir);
-    return rc;
-}
-
 /* The step of a new model: its directory may be one that this user cannot open. */
 static int report_clone(const char *root, const struct ht_cmd_options *o, const char *dir)
 {
@@ -278,9 +262,7 @@ static int report_clone(const char *root, const struct ht_cmd_options *o, const 
 
     step[n < 0 ? 0 : n] = '\0';
     if (o->json) {
-        ht_json_init(&j, stdout);
-        ht_json_object(&j, NULL);
-        ht_json_str(&j, "path", dir);
+        ht_cmd_json_begin(&j, "path", dir);
         ht_json_str(&j, "of", root);
         if (n > 0)
             ht_json_u64(&j, "step", strtoull(step, NULL, 10));
@@ -295,7 +277,88 @@ static int report_clone(const char *root, const struct ht_cmd_options *o, const 
 
 int ht_cmd_clone(const char *path, const struct ht_cmd_options *o)
 {
-    const char *dir = o->words[1];
+    const char *name = o->words[0], *dir = o->words[1];
+    char as[NAME_MAX + 1];
+    int folder = is_name(path, name) ? open_folder(path, dir, as) : -EINVAL;
 
-    return clone_as(path, o->words[0], dir) < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
+    if (folder < 0)
+        return HT_CMD_FAILED;
+    int rc = kept_clone_at(path, name, folder, as, dir);
+    close(folder);
+    return rc < 0 ? HT_CMD_FAILED : report_clone(path, o, dir);
+}
+
+/* -------------------------------------------------------------------- delta */
+
+enum { PIECE_BYTES = 64 << 10 };
+
+/* The number of a step, which is the name of its file. */
+static bool is_number(const char *text)
+{
+    size_t digits = strspn(text, "0123456789");
+
+    return digits && digits < 20 && text[digits] == '\0' && text[0] != '0';
+}
+
+/* Why there is no such step; there are others, or none. */
+static void explain_missing(const char *root, const char *step)
+{
+    unsigned long long first = 0, last = 0;
+    char folder[PATH_MAX];
+    int n = snprintf(folder, sizeof(folder), "%s/" HT_CTL_DIR "/delta", root);
+    DIR *d = n > 0 && (size_t)n < sizeof(folder) ? opendir(folder) : NULL;
+
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        unsigned long long number = is_number(e->d_name) ? strtoull(e->d_name, NULL, 10) : 0;
+        first = number && (!first || number < first) ? number : first;
+        last = number > last ? number : last;
+    }
+    if (d)
+        closedir(d);
+    if (last)
+        ht_error("%s: step %s has no delta; those of %llu to %llu are there", root, step, first, last);
+    else
+        ht_error("%s: no step has a delta: " HT_XATTR_PREFIX "optimizer needs delta=on, and a step after that", root);
+}
+
+static int copy_out(int fd, const char *path)
+{
+    char buf[PIECE_BYTES];
+    ssize_t n;
+
+    do
+        n = read(fd, buf, sizeof(buf));
+    while (n > 0 && fwrite(buf, 1, (size_t)n, stdout) == (size_t)n);
+    if (n < 0)
+        return ht_cmd_explain(path, -errno);
+    if (n > 0 || fflush(stdout)) {
+        ht_error("standard output: %s", strerror(errno));
+        return -EIO;
+    }
+    return 0;
+}
+
+int ht_cmd_delta(const char *root, const struct ht_cmd_options *o)
+{
+    const char *step = o->words[0];
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/delta/%s", root, step);
+
+    if (!is_number(step) || n < 0 || (size_t)n >= sizeof(path)) {
+        ht_error("%s: this is no number of a step: %s", root, step);
+        return HT_CMD_FAILED;
+    }
+    if (isatty(STDOUT_FILENO)) {
+        ht_error("standard output is a terminal: give a file, as in > delta.safetensors");
+        return HT_CMD_FAILED;
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        explain_missing(root, step);
+    else if (fd < 0)
+        ht_cmd_explain(path, -errno);
+    int rc = fd < 0 ? -ENOENT : copy_out(fd, path);
+    if (fd >= 0)
+        close(fd);
+    return rc ? HT_CMD_FAILED : HT_CMD_OK;
 }
