@@ -80,7 +80,7 @@ static int report(void *ctx, uint64_t root, uint64_t step, const char *why)
     return cut_steps(ctx, root, step, why);
 }
 
-/* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
+/* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/tx.c. */
 static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what, const char *after)
 {
     if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&

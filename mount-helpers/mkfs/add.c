@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * add.c - mkfs.hitrain --add: one more device for a store that is not mounted. It holds all members and the new device
- * before it changes anything; tiering/space/super_add.c has the order of the writes.
+ * before it changes anything; tiering/space/super_format.c has the order of the writes.
  */
 #include "mount-helpers/mkfs/mkfs.h"
 
 #include "tiering/base/log.h"
 #include "tiering/space/claim.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "mount-helpers/common/text.h"
 
 #define DEVICE_BYTES_MIN (8 * HT_MIB) /* of ht_super_add */

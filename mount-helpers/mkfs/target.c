@@ -16,7 +16,7 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "mount-helpers/common/progress.h"
 #include "mount-helpers/common/text.h"
 

@@ -451,8 +451,6 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     return HT_STEP_WORKED;
 }
 
-static_assert((int)HT_DEDUP_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
-
 static const struct ht_engine_figure figures[HT_DEDUP_FIGURES] = {
     [HT_DEDUP_PASSES] = {"passes", "Passes over all content."},
     [HT_DEDUP_COMPARED] = {"compared_bytes", "Bytes compared, or looked at for zeros."},

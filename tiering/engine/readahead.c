@@ -354,9 +354,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     struct ht_store *s = ctx;
 
     ht_store_readahead(s);
-    ht_store_lock(s);
-    b->at_ns = ht_next_use_look_ns(s);
-    ht_store_unlock(s);
+    b->at_ns = ht_store_locked(s, ht_next_use_look_ns(s));
     return HT_STEP_IDLE;
 }
 

@@ -2,7 +2,6 @@
 /* recompress_batch.h - inside engine/: frames of chunks, written one by one and published together. */
 #pragma once
 
-#include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 
 struct ht_encoder;

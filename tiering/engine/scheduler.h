@@ -149,8 +149,8 @@ void ht_lane_recall(struct ht_lane *l);
 int ht_row_wake(struct ht_row *r);
 /* The same, and this step comes even if the row is paused or the budget is used up: it ends the row's work. */
 int ht_row_wake_to_end(struct ht_row *r);
-/* A step that runs goes on, and the row's rest follows. */
-void ht_row_pause(struct ht_row *r);
+/* A step that runs goes on, and the row's rest follows. 0 */
+int ht_row_pause(struct ht_row *r);
 /* As ht_row_wake. */
 int ht_row_resume(struct ht_row *r);
 bool ht_row_is_paused(struct ht_row *r);

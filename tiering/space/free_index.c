@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/space/free_index.h"
+#include "tiering/space/space_map.h"
 
 enum { EXACT = 8, EXACT_LOG = 3, PARTS_LOG = 2, PARTS = 1 << PARTS_LOG }; /* classes of single lengths; of one power */
 

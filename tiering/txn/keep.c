@@ -524,9 +524,7 @@ int ht_keep_make(struct ht_keep *w)
         return rc;
     }
     w->made = true;
-    ht_store_lock(s);
-    rc = make_objects(w);
-    ht_store_unlock(s);
+    rc = ht_store_locked(s, make_objects(w));
     if (!rc)
         rc = reserve_objects(w);
     if (rc)
@@ -540,9 +538,7 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
     struct ht_store *s = k->s;
     const struct ht_txn *t = s->txn;
 
-    ht_store_lock(s);
-    int rc = share_objects(w);
-    ht_store_unlock(s);
+    int rc = ht_store_locked(s, share_objects(w));
     if (rc) {
         ht_keep_drop(w);
         return rc;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * share.c - a chunk's published content without space of its own: another chunk's bytes, or a hole.
+ * share.c - a chunk's published content without space of its own: another chunk's bytes, a hole, or a mark that it is
+ * lost.
  *
  *   own bytes --transaction: the record names the bytes of the other owner------> its own space becomes a deferred free
  *   own bytes, all zeros --transaction: a record ends the chunk-----------------> the same
+ *   a reference that leads nowhere --transaction: a record marks it as lost-----> the space stays taken
  *
  * What the chunk shows stays the same, so this may come between an open step and its commit, as a move may. A
  * crash leaves the record or not, and the old space is not used again before the record is durable.
@@ -133,4 +135,50 @@ int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
         x[i].rc = x[i].first.obj ? take_over(&x[i], tx) : make_hole(&x[i], tx);
     ht_store_unlock(s);
     return ht_tx_commit(tx, NULL);
+}
+
+/* ------------------------------------------------------------------- loss */
+
+/*
+ * fsck's repair of references that lead nowhere, or to other bytes. Reading the chunk is -EIO from then on, until the
+ * whole chunk is written anew, cut off or deleted. A feature bit, durable before the first mark, keeps away programs
+ * that do not know such marks.
+ */
+
+/* The space stays taken in this mount: it may belong to another chunk, or to no device. */
+static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+    struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, index) : NULL;
+
+    if (!c || !(c->flags & HT_CH_PUB))
+        return -ENOENT;
+    if (ht_chunk_unpublished(c) || c->slot != HT_SLOT_NONE)
+        return -EBUSY;
+    uint64_t visible = ht_min_u64(c->pub.visible ? c->pub.visible : 1, ht_obj_bytes_per_chunk(o));
+    if (ht_ref_lost(&c->pub) && c->pub.visible == visible)
+        return 0;
+    s->frees.lost_blocks += c->pub.shared ? 0 : ht_ref_countable(s, &c->pub);
+    ht_obj_forget_stored(o, &c->pub);
+    ht_ref_forget(&c->pub);
+    c->pub = (struct ht_ref){.visible = visible & HT_VISIBLE_MASK, .codec = HT_CODEC_LOST};
+    c->generation++;
+    s->objects.lost_chunks++;
+    ht_record_chunk(&tx->records, o, index, c, &c->pub);
+    return 0;
+}
+
+int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index)
+{
+    struct ht_tx *tx;
+    int rc = ht_store_need_features(s, HT_FEAT_REFUSE_LOST);
+
+    if (rc)
+        return rc;
+    rc = ht_tx_begin(s, HT_CHUNK_RECORD_BYTES, &tx);
+    if (rc)
+        return rc;
+    rc = ht_store_locked(s, lose(s, tx, oid, index));
+    int error = ht_tx_commit(tx, NULL);
+    return rc ? rc : error;
 }

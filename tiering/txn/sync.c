@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * writeback.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
+ * sync.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
  * Of one object also that, in a transaction of its own.
  *
  * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
@@ -52,9 +52,7 @@ int ht_obj_writeback_flushed(struct ht_obj *o)
         rc = ht_obj_writeback(o);
         if (rc)
             break;
-        ht_store_lock(s);
-        uint32_t devices = ht_obj_unflushed_locked(o);
-        ht_store_unlock(s);
+        uint32_t devices = ht_store_locked(s, ht_obj_unflushed_locked(o));
         rc = ht_flush_written(s, devices, &r);
     } while (rc == -EAGAIN);
     return rc;
@@ -97,9 +95,7 @@ int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest)
     do {
         ht_rounds_next(s, &r);
         rc = write_scope(s, scope, rest);
-        ht_store_lock(s);
-        uint32_t devices = ht_scope_unflushed_locked(s, scope, rest);
-        ht_store_unlock(s);
+        uint32_t devices = ht_store_locked(s, ht_scope_unflushed_locked(s, scope, rest));
         flushed = ht_flush_written(s, devices, &r);
     } while (!rc && flushed == -EAGAIN);
     return rc ? rc : flushed;
