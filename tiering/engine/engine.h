@@ -11,7 +11,7 @@
  *   cold        content of the vault to memory   readahead.c   on demand; alone waits for the vault
  *   planner     plans of steps that repeat       planner.c     on demand, no I/O; next_use.c: what programs say
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
- *               deduplication                    dedup.c       dedup_pair.c
+ *               deduplication                    dedup.c
  *               discard                          discard.c     on demand, with -o discard=on
  *               recompress                       recompress.c  from time to time if anything may be compressed, paced
  *               compaction                       move.c

@@ -68,7 +68,7 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    int rc = ht_recompress_batch_init(&r->batch, s, r->c);
+    int rc = ht_recompress_batch_init(&r->batch, s);
     if (!rc)
         rc = ht_pass_begin(&r->pass, s, &user, r, 0, 0, &r->c->bytes);
     r->seen = rc ? NULL : malloc((r->pass.walk.count + 1) * sizeof(*r->seen));

@@ -290,25 +290,19 @@ int ht_journal_cross_repair(const struct ht_journal_config *config, unsigned *ou
 
 /* ------------------------------------------------------------------- aside */
 
-/* Unreadable blocks stay zeros, which are no frame. */
-static void read_piece(struct ht_dev *from, uint64_t offset, uint8_t *to, uint32_t len)
-{
-    if (ht_dev_read(from, offset, to, len) == 0)
-        return;
-    memset(to, 0, len);
-    for (uint32_t at = 0; at < len; at += HT_BLOCK_BYTES)
-        if (ht_dev_read(from, offset + at, to + at, HT_BLOCK_BYTES) != 0)
-            memset(to + at, 0, HT_BLOCK_BYTES);
-}
-
-/* Blocks of the device without writes take no memory: a region may be large, and most of it empty. */
-static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t len)
+/*
+ * Unreadable blocks stay zeros, which are no frame. Blocks of the device without writes take no memory: a region may be
+ * large, and most of it empty.
+ */
+static void copy_piece(struct ht_dev *from, uint64_t offset, uint8_t *piece, uint32_t len, uint8_t *to)
 {
     static const uint8_t zeros[HT_BLOCK_BYTES];
+    bool whole = ht_dev_read(from, offset, piece, len) == 0;
 
     for (uint32_t at = 0; at < len; at += HT_BLOCK_BYTES)
-        if (memcmp(from + at, zeros, HT_BLOCK_BYTES) != 0)
-            memcpy(to + at, from + at, HT_BLOCK_BYTES);
+        if ((whole || ht_dev_read(from, offset + at, piece + at, HT_BLOCK_BYTES) == 0) &&
+            memcmp(piece + at, zeros, HT_BLOCK_BYTES) != 0)
+            memcpy(to + at, piece + at, HT_BLOCK_BYTES);
 }
 
 static int copy_aside(const struct ht_journal_config *config, unsigned i, struct ht_dev **out_dev)
@@ -318,8 +312,7 @@ static int copy_aside(const struct ht_journal_config *config, unsigned i, struct
 
     for (uint64_t at = 0; rc == 0 && at < config->log_bytes; at += HT_LOG_PIECE_BYTES) {
         uint32_t len = (uint32_t)ht_min_u64(HT_LOG_PIECE_BYTES, config->log_bytes - at);
-        read_piece(config->dev[i], config->offset[i] + at, piece, len);
-        copy_blocks((uint8_t *)ht_dev_ram_data(*out_dev) + at, piece, len);
+        copy_piece(config->dev[i], config->offset[i] + at, piece, len, (uint8_t *)ht_dev_ram_data(*out_dev) + at);
     }
     free(piece);
     return rc;

@@ -83,15 +83,14 @@ unsigned ht_free_class_min(unsigned class);
 /* The lowest class of which each run has at least so many blocks. */
 unsigned ht_free_class_with(unsigned blocks);
 
-bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group);
+/* Is the group in this class or bitmap? */
+bool ht_free_index_has(const struct ht_free_index *x, unsigned class, uint64_t group);
 /* The longest run that begins in the group; of a whole group HT_GROUP_BLOCKS. */
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 /* The group changed. whole: all its blocks are free; longest counts only if they are not. */
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
 /* The group is, or is not, in HT_FREE_FREED, HT_FREE_CLOSED, HT_FREE_SPARSE or HT_FREE_FIXED. */
 void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in);
-bool ht_free_index_is_fixed(const struct ht_free_index *x, uint64_t group);
-bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group);
 /* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
 uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);

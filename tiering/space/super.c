@@ -177,9 +177,8 @@ static bool write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
 
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
         struct ht_super have;
-        bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        bool sure = !(sb->unsure[index] >> c & 1) && read_copy(dev, at, &have, &io_error) == HT_SUPER_OK;
+        bool sure = !(sb->unsure[index] >> c & 1) && ht_super_read_copy(dev, at, &have) == HT_SUPER_OK;
         foreign[c] = sure && (sb->claimed >> index & 1) && ht_super_is_foreign(sb, &have);
         if (sure && same_store(sb, &have))
             generation[c] = have.generation;
@@ -281,9 +280,8 @@ int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned cop
 static bool copy_sound(const struct ht_super *sb, struct ht_dev *dev, unsigned c, struct ht_super_scrub *out)
 {
     struct ht_super have;
-    bool io_error;
 
-    out->problem[c] = read_copy(dev, out->offset[c], &have, &io_error);
+    out->problem[c] = ht_super_read_copy(dev, out->offset[c], &have);
     out->stale[c] = out->problem[c] == HT_SUPER_OK && !(same_store(sb, &have) && have.generation == sb->generation);
     return out->problem[c] == HT_SUPER_OK && !out->stale[c];
 }
@@ -420,11 +418,9 @@ bool ht_super_feature_name(const char *feature_names, enum ht_feature_effect eff
 
 static bool peek_newest(struct ht_dev *dev, struct ht_super_words *out)
 {
-    uint8_t *block;
+    uint8_t room[ROOM_BYTES], *block = aligned_block(room);
     bool found = false;
 
-    if (posix_memalign((void **)&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES))
-        return false;
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
         struct ht_super_words w;
         uint64_t at = ht_dev_size(dev) < HT_BLOCK_BYTES ? 0 : ht_super_offset(ht_dev_size(dev), i);
@@ -434,7 +430,6 @@ static bool peek_newest(struct ht_dev *dev, struct ht_super_words *out)
         *out = w;
         found = true;
     }
-    free(block);
     return found;
 }
 

@@ -53,26 +53,6 @@ uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy)
     return device_bytes / HT_BLOCK_BYTES * HT_BLOCK_BYTES - HT_BLOCK_BYTES;
 }
 
-static void put32(ht_le32 *to, uint32_t v)
-{
-    ht_le32_store(to->b, v);
-}
-
-static void put64(ht_le64 *to, uint64_t v)
-{
-    ht_le64_store(to->b, v);
-}
-
-static uint32_t get32(const ht_le32 *from)
-{
-    return ht_le32_load(from->b);
-}
-
-static uint64_t get64(const ht_le64 *from)
-{
-    return ht_le64_load(from->b);
-}
-
 static uint64_t block_checksum(const struct ht_disk_super *d)
 {
     size_t from = offsetof(struct ht_disk_super, version);
@@ -86,8 +66,8 @@ static uint64_t block_checksum(const struct ht_disk_super *d)
 #define LOG_STATE_64(F) F(start_pos) F(start_seq) F(start_chain) F(epoch) F(durable_seq)
 #define FIELDS_BYTES(F) F(uuid) F(boot_id)
 
-#define PUT32(field) put32(&d->field, sb->field);
-#define PUT64(field) put64(&d->field, sb->field);
+#define PUT32(field) ht_le32_store(d->field.b, sb->field);
+#define PUT64(field) ht_le64_store(d->field.b, sb->field);
 #define PUT_BYTES(field) memcpy(d->field, sb->field, sizeof(d->field));
 
 static void encode_fields(const struct ht_super *sb, struct ht_disk_super *d)
@@ -97,8 +77,8 @@ static void encode_fields(const struct ht_super *sb, struct ht_disk_super *d)
     LOG_STATE_64(PUT64);
     FIELDS_BYTES(PUT_BYTES);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
-        put32(&d->log[i].device, sb->log_device[i]);
-        put64(&d->log[i].offset, sb->log_offset[i]);
+        ht_le32_store(d->log[i].device.b, sb->log_device[i]);
+        ht_le64_store(d->log[i].offset.b, sb->log_offset[i]);
     }
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         PUT64(device_bytes[i]);
@@ -106,9 +86,9 @@ static void encode_fields(const struct ht_super *sb, struct ht_disk_super *d)
         PUT_BYTES(device_uuid[i]);
     }
     memcpy(d->label, sb->label, strnlen(sb->label, HT_LABEL_BYTES));
-    put64(&d->writer, sb->writer);
-    put64(&d->writer_place, sb->writer ? sb->writer_place : 0);
-    put32(&d->log[0].writer, sb->writer ? sb->writer_flags | HT_WRITER_KNOWN : 0);
+    ht_le64_store(d->writer.b, sb->writer);
+    ht_le64_store(d->writer_place.b, sb->writer ? sb->writer_place : 0);
+    ht_le32_store(d->log[0].writer.b, sb->writer ? sb->writer_flags | HT_WRITER_KNOWN : 0);
     if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
         memcpy(d->device_class, sb->device_class, sizeof(d->device_class));
 }
@@ -124,16 +104,16 @@ void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096])
 
     memset(&d, 0, sizeof(d));
     memcpy(d.magic, HT_SUPER_MAGIC, sizeof(d.magic));
-    put32(&d.version, HT_FORMAT_VERSION);
-    put32(&d.block_bytes, HT_BLOCK_BYTES);
+    ht_le32_store(d.version.b, HT_FORMAT_VERSION);
+    ht_le32_store(d.block_bytes.b, HT_BLOCK_BYTES);
     encode_fields(sb, &d);
     memcpy(d.feature_names, feature_names, sizeof(feature_names));
-    put64(&d.checksum, block_checksum(&d));
+    ht_le64_store(d.checksum.b, block_checksum(&d));
     memcpy(out_block, &d, sizeof(d));
 }
 
-#define GET32(field) sb->field = get32(&d->field);
-#define GET64(field) sb->field = get64(&d->field);
+#define GET32(field) sb->field = ht_le32_load(d->field.b);
+#define GET64(field) sb->field = ht_le64_load(d->field.b);
 #define GET_BYTES(field) memcpy(sb->field, d->field, sizeof(sb->field));
 
 static void decode_fields(const struct ht_disk_super *d, struct ht_super *sb)
@@ -143,8 +123,8 @@ static void decode_fields(const struct ht_disk_super *d, struct ht_super *sb)
     LOG_STATE_64(GET64);
     FIELDS_BYTES(GET_BYTES);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
-        sb->log_device[i] = get32(&d->log[i].device);
-        sb->log_offset[i] = get64(&d->log[i].offset);
+        sb->log_device[i] = ht_le32_load(d->log[i].device.b);
+        sb->log_offset[i] = ht_le64_load(d->log[i].offset.b);
     }
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         GET64(device_bytes[i]);
@@ -153,9 +133,9 @@ static void decode_fields(const struct ht_disk_super *d, struct ht_super *sb)
     }
     memcpy(sb->label, d->label, HT_LABEL_BYTES);
     sb->label[HT_LABEL_BYTES] = '\0';
-    sb->writer = get32(&d->log[0].writer) & HT_WRITER_KNOWN ? get64(&d->writer) : 0;
-    sb->writer_place = sb->writer ? get64(&d->writer_place) : 0;
-    sb->writer_flags = sb->writer ? get32(&d->log[0].writer) : 0;
+    sb->writer = ht_le32_load(d->log[0].writer.b) & HT_WRITER_KNOWN ? ht_le64_load(d->writer.b) : 0;
+    sb->writer_place = sb->writer ? ht_le64_load(d->writer_place.b) : 0;
+    sb->writer_flags = sb->writer ? ht_le32_load(d->log[0].writer.b) : 0;
     if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
         memcpy(sb->device_class, d->device_class, sizeof(sb->device_class));
 }
@@ -268,14 +248,14 @@ enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_w
     memcpy(&d, block, sizeof(d));
     if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
         return HT_SUPER_NO_MAGIC;
-    if (get64(&d.checksum) != block_checksum(&d))
+    if (ht_le64_load(d.checksum.b) != block_checksum(&d))
         return HT_SUPER_BAD_CHECKSUM;
     *out = (struct ht_super_words){
-        .version = get32(&d.version),
-        .feat_refuse = get64(&d.feat_refuse),
-        .feat_ro = get64(&d.feat_ro),
-        .feat_ignore = get64(&d.feat_ignore),
-        .generation = get64(&d.generation),
+        .version = ht_le32_load(d.version.b),
+        .feat_refuse = ht_le64_load(d.feat_refuse.b),
+        .feat_ro = ht_le64_load(d.feat_ro.b),
+        .feat_ignore = ht_le64_load(d.feat_ignore.b),
+        .generation = ht_le64_load(d.generation.b),
     };
     memcpy(out->uuid, d.uuid, sizeof(out->uuid));
     memcpy(out->label, d.label, HT_LABEL_BYTES);
@@ -291,11 +271,11 @@ enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super
     memcpy(&d, block, sizeof(d));
     if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
         return HT_SUPER_NO_MAGIC;
-    if (get64(&d.checksum) != block_checksum(&d) && !HT_MUTANT("super-checksum"))
+    if (ht_le64_load(d.checksum.b) != block_checksum(&d) && !HT_MUTANT("super-checksum"))
         return HT_SUPER_BAD_CHECKSUM;
-    if (get32(&d.version) != HT_FORMAT_VERSION || (get64(&d.feat_refuse) & ~HT_FEAT_REFUSE_KNOWN))
+    if (ht_le32_load(d.version.b) != HT_FORMAT_VERSION || (ht_le64_load(d.feat_refuse.b) & ~HT_FEAT_REFUSE_KNOWN))
         return HT_SUPER_BAD_VERSION;
-    if (get32(&d.block_bytes) != HT_BLOCK_BYTES)
+    if (ht_le32_load(d.block_bytes.b) != HT_BLOCK_BYTES)
         return HT_SUPER_BAD_FIELD;
     memset(&sb, 0, sizeof(sb));
     decode_fields(&d, &sb);

@@ -198,36 +198,19 @@ int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev
 
 /* ------------------------------------------------------------- host ids */
 
-static int hex_value(int c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* 32 hexadecimal digits, dashes between them ignored; zeros when the file has something else. */
+/* 16 bytes in hexadecimal digits, dashes between them ignored; zeros when the file has something else. */
 static void read_id(const char *path, uint8_t out[16])
 {
     FILE *f = fopen(path, "re");
-    unsigned digits = 0;
-    int c;
+    unsigned n = 0, byte;
 
     memset(out, 0, 16);
     if (!f)
         return;
-    while (digits < 32 && (c = fgetc(f)) != EOF) {
-        int v = hex_value(c);
-        if (v < 0 && c != '-')
-            break;
-        if (v < 0)
-            continue;
-        out[digits / 2] = (uint8_t)(out[digits / 2] << 4 | v);
-        digits++;
-    }
+    while (n < 16 && fscanf(f, "%*[-]") != EOF && fscanf(f, "%2x", &byte) == 1)
+        out[n++] = (uint8_t)byte;
     (void)fclose(f);
-    if (digits < 32)
+    if (n < 16)
         memset(out, 0, 16);
 }
 

@@ -165,8 +165,8 @@ static struct ht_chunk *chunk_of(const struct ht_move_owner *w) HT_REQUIRES(HT_L
 static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_obj *o = w->obj;
-    struct ht_chunk *c = chunk_of(w);
-    bool owns = !o->dead && o->published && c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
+    struct ht_chunk *c = o ? chunk_of(w) : NULL;
+    bool owns = c && !o->dead && o->published && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
         ht_ref_same_place(&c->pub, &m->was);
 
     return owns ? c : NULL;
