@@ -57,7 +57,6 @@ void ht_recompress_batch_destroy(struct ht_recompress_batch *b)
     forget_waiting(b);
     ht_encoder_free(b->encoder);
     free(b->owner);
-    free(b->oid);
     free(b->raw);
     free(b->frame);
 }
@@ -81,15 +80,15 @@ static void take_objects(struct ht_recompress_batch *b)
     bool may = false;
 
     for (unsigned i = 0; i < b->owners; i++) {
-        if (b->oid[i] != last) {
-            last = b->oid[i];
+        if (b->owner[i].oid != last) {
+            last = b->owner[i].oid;
             may = c->may(c->ctx, last);
         }
-        b->oid[i] = may ? last : 0;
+        b->owner[i].oid = may ? last : 0;
     }
     ht_store_lock(b->s);
     for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
-        struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[i]);
+        struct ht_obj *o = ht_obj_find_locked(b->s, b->owner[i].oid);
         b->owner[i].obj = o && !o->dead ? o : NULL;
         if (b->owner[i].obj)
             o->refs++;
@@ -239,16 +238,10 @@ static int read_content(struct ht_recompress_batch *b, const struct ht_move *m)
 /* For so many owners more. -ENOMEM */
 static int need_room(struct ht_recompress_batch *b, unsigned more)
 {
-    unsigned need = b->owners + more, had = b->owners_cap;
+    unsigned had = b->owners_cap;
+    int rc = ht_move_make_room(&b->owner, &b->owners_cap, b->owners + more, b->move, b->count);
 
-    if (need <= had)
-        return 0;
-    uint64_t *oid = realloc(b->oid, need * sizeof(*oid));
-    if (!oid)
-        return -ENOMEM;
-    b->oid = oid;
-    int rc = ht_move_make_room(&b->owner, &b->owners_cap, need, b->move, b->count);
-    b->s->engine->recompress.bytes += (b->owners_cap - had) * (sizeof(*b->owner) + sizeof(*oid));
+    b->s->engine->recompress.bytes += (b->owners_cap - had) * sizeof(*b->owner);
     return rc;
 }
 
@@ -270,10 +263,8 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, cons
         return rc;
     }
     m->owner = &b->owner[b->owners];
-    for (unsigned i = 0; i < m->owners; i++) {
-        b->owner[b->owners] = (struct ht_move_owner){.index = from->owner[i].index};
-        b->oid[b->owners++] = from->owner[i].obj->oid;
-    }
+    for (unsigned i = 0; i < m->owners; i++)
+        b->owner[b->owners++] = (struct ht_move_owner){.index = from->owner[i].index, .oid = from->owner[i].obj->oid};
     b->blocks += ht_ref_blocks(&m->now);
     b->count++;
     return 0;

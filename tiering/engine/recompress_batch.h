@@ -17,7 +17,6 @@ struct ht_recompress_batch {
     /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
     struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
     struct ht_move_owner *owner; /* of all, in the order of the frames */
-    uint64_t *oid;
     unsigned count, owners, owners_cap;
     uint64_t blocks; /* of the frames */
     uint64_t lsn;    /* of the last transaction; 0: all are durable */

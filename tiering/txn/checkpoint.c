@@ -171,9 +171,8 @@ int ht_store_checkpoint(struct ht_store *s)
         rc = emit_ids(s);
     while (!rc && e.next < e.count)
         rc = emit_objects_slice(&e);
-    for (unsigned i = 0; !rc && i < s->txn->clients; i++)
-        if (s->txn->client[i].emit)
-            rc = emit_client(s, &s->txn->client[i]);
+    ht_client_for_each(c, s, emit)
+        rc = rc ? rc : emit_client(s, c);
     free(e.oids);
     struct ht_journal_start start;
     if (!rc)

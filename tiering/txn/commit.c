@@ -158,7 +158,6 @@ static void put_copy(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX
  */
 static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, uint64_t *out_lsn)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t scope = rounds->scope;
     size_t expected[HT_CLIENTS_MAX];
     struct ht_tx *tx;
@@ -171,9 +170,8 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
         int closed = ht_tx_commit(tx, NULL); /* of nothing */
         return closed ? closed : rc;
     }
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].publish)
-            t->client[i].publish(t->client[i].ctx, scope, expected[i], tx);
+    ht_client_for_each(c, s, publish)
+        c->publish(c->ctx, scope, expected[c - s->txn->client], tx);
     if (HT_MUTANT("torn-commit")) {
         rc = tear(s, scope, &tx);
         if (rc)
@@ -309,19 +307,16 @@ int ht_store_commit(struct ht_store *s)
 
 uint64_t ht_store_could_give(struct ht_store *s)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t bytes = 0;
 
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].could_give)
-            bytes += t->client[i].could_give(t->client[i].ctx);
+    ht_client_for_each(c, s, could_give)
+        bytes += c->could_give(c->ctx);
     return bytes;
 }
 
 /* Nothing that a participant can give up is in the log. */
 int ht_store_make_space(struct ht_store *s, bool again)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t lack = ht_lack_take(), given = 0;
 
     if (!again)
@@ -332,9 +327,8 @@ int ht_store_make_space(struct ht_store *s, bool again)
         return -ENOSPC;
     if (ht_journal_lacks_room(s->journal, LOG_ROOM_BYTES))
         return -ENOSPC;
-    for (unsigned i = 0; i < t->clients && given < lack; i++)
-        if (t->client[i].give_up)
-            given += t->client[i].give_up(t->client[i].ctx, lack - given);
+    ht_client_for_each(c, s, give_up)
+        given += given < lack ? c->give_up(c->ctx, lack - given) : 0;
     ht_obj_wait_ended(s);
     return given ? 0 : -ENOSPC;
 }
@@ -343,12 +337,9 @@ int ht_store_make_space(struct ht_store *s, bool again)
 
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
-    const struct ht_txn *t = s->txn;
-
     assert(scope);
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].ended)
-            t->client[i].ended(t->client[i].ctx, scope, how, tx);
+    ht_client_for_each(c, s, ended)
+        c->ended(c->ctx, scope, how, tx);
     tx->found_bytes = ht_scope_found_bytes(s, scope);
     ht_scope_publish(s, scope, false, tx);
     ht_store_lock(s);
@@ -464,11 +455,8 @@ static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 
 static void abort_in_tx(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_TX)
 {
-    const struct ht_txn *t = s->txn;
-
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].abort)
-            t->client[i].abort(t->client[i].ctx, scope);
+    ht_client_for_each(c, s, abort)
+        c->abort(c->ctx, scope);
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
     abort_objects(s, scope, rest);
 }

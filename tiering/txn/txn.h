@@ -47,6 +47,7 @@ void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE)
 struct ht_move_owner {
     struct ht_obj *obj; /* the caller keeps its reference; NULL: it is gone, so it cannot move */
     uint64_t index;
+    uint64_t oid; /* for a caller that keeps no reference meanwhile */
 };
 struct ht_move {
     struct ht_ref was, now;      /* a copy of the owners' reference; the new place, once it was written */

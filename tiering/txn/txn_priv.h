@@ -42,6 +42,11 @@ struct ht_txn {
     uint64_t malformed;                /* so were these */
 };
 
+/* Each client c of the store s that has this function. */
+#define ht_client_for_each(c, s, function)                                                                 \
+    for (const struct ht_meta_client *c = (s)->txn->client; c < (s)->txn->client + (s)->txn->clients; c++) \
+        if (c->function)
+
 /* The log has failed: the store is read-only from now on. An event says so, once. */
 void ht_tx_log_failed(struct ht_store *s, int error);
 
