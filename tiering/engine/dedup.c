@@ -15,8 +15,8 @@
  * A pass begins with the versions of all objects, and passes objects that have another one two commit periods later:
  * content that is being written is not worth it. The first pass waits only until the optimizer has reserved the
  * rewrites of its models. The pass keeps numbers of objects only, so it delays no work on other objects. Each content
- * is read once. These bytes are a chunk's as long as its object has that version, and the chunk that place. So pairs with
- * the same bytes are numbers until their transaction, which leaves those alone that have changed.
+ * is read once. These bytes are a chunk's as long as its object has that version, and the chunk that place. So pairs
+ * with the same bytes are numbers until their transaction, which leaves those alone that have changed.
  *
  * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
  * would grow by what is freed. So a model in training is never touched.

@@ -69,8 +69,8 @@ uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b)
 /* --------------------------------------------------------------- publishing */
 
 /*
- * Takes a reference to the object of each owner that is still there and may be compressed. Without all of them a frame is
- * not published. Owners of one object often follow each other.
+ * Takes a reference to the object of each owner that is still there and may be compressed. A frame that lacks one
+ * is not published. Owners of one object often follow each other.
  */
 static void take_objects(struct ht_recompress_batch *b)
 {

@@ -254,12 +254,6 @@ void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_typ
     l->row[l->rows++] = r;
 }
 
-void ht_row_off(struct ht_row *r)
-{
-    HT_UNSHARED(HT_LOCK_ENGINE);
-    r->off = true;
-}
-
 void ht_row_end(struct ht_row *r)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));

@@ -122,8 +122,6 @@ void ht_lane_destroy(struct ht_lane *l);
 /* rate_bytes: a second; 0: the row is not paced. Before any row of the lane is woken. */
 void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_type *type, void *ctx,
                  uint64_t rate_bytes);
-/* The row never steps. Before any row of the lane is woken. */
-void ht_row_off(struct ht_row *r);
 /* It never steps again; returns after the step that runs. No lock held. */
 void ht_row_end(struct ht_row *r);
 /* Starts the thread, and wakes all rows. -errno */

@@ -393,17 +393,11 @@ static void leave_split_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL
     ht_journal_token_release_locked(j);
 }
 
-void ht_journal_checkpoint_unnamed(struct ht_journal *j, int error)
+void ht_journal_checkpoint_give_up(struct ht_journal *j, int unnamed)
 {
     ht_mutex_lock(ht_journal_lock(j));
-    if (j->split)
-        ht_journal_fail_locked(j, error);
-    ht_mutex_unlock(ht_journal_lock(j));
-}
-
-void ht_journal_checkpoint_give_up(struct ht_journal *j)
-{
-    ht_mutex_lock(ht_journal_lock(j));
+    if (unnamed && j->split)
+        ht_journal_fail_locked(j, unnamed);
     j->emitting = false;
     pthread_cond_broadcast(&j->space);
     ht_mutex_unlock(ht_journal_lock(j));

@@ -292,7 +292,7 @@ int ht_journal_cross_repair(const struct ht_journal_config *config, unsigned *ou
 
 /*
  * Unreadable blocks stay zeros, which are no frame. Blocks of the device without writes take no memory: a region may be
- * large, and most of it empty.
+ * large and almost empty.
  */
 static void copy_piece(struct ht_dev *from, uint64_t offset, uint8_t *piece, uint32_t len, uint8_t *to)
 {

@@ -162,7 +162,7 @@ static void report_failure(int error)
 int ht_store_checkpoint(struct ht_store *s)
 {
     struct emission e = {.s = s};
-    int rc = ht_journal_checkpoint_begin(s->journal);
+    int rc = ht_journal_checkpoint_begin(s->journal), unnamed = 0;
 
     if (rc)
         return rc;
@@ -178,14 +178,12 @@ int ht_store_checkpoint(struct ht_store *s)
     if (!rc)
         rc = ht_journal_checkpoint_end(s->journal, &start);
     if (!rc) {
-        rc = set_start(s, &start);
-        if (rc)
-            ht_journal_checkpoint_unnamed(s->journal, rc);
-        else
+        rc = unnamed = set_start(s, &start);
+        if (!rc)
             ht_journal_checkpoint_release(s->journal, &start);
     }
     if (rc) {
-        ht_journal_checkpoint_give_up(s->journal);
+        ht_journal_checkpoint_give_up(s->journal, unnamed);
         report_failure(rc);
     }
     return rc;
