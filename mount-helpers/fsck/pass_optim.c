@@ -106,7 +106,7 @@ static bool is_other(void *ctx, uint64_t oid)
     return !ht_fsck_is_gradients(ctx, oid);
 }
 
-/* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/feature.c. */
+/* Programs that do not know a bit of feat_refuse must not open the store: see tiering/txn/tx.c. */
 static void check_mark(struct ht_fsck *f, uint64_t bit, uint64_t count, const char *what, const char *after)
 {
     if (count && !(ht_store_super(f->store)->feat_refuse & bit) &&

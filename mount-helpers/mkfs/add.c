@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * add.c - mkfs.hitrain --add: one more device for a store that is not mounted. It holds all members and the new device
- * before it changes anything; tiering/space/super_add.c has the order of the writes.
+ * before it changes anything; tiering/space/super_format.c has the order of the writes.
  */
 #include "mount-helpers/mkfs/mkfs.h"
 
 #include "tiering/space/claim.h"
-#include "tiering/space/members.h"
 
 #define LOG_CHUNKS_PER_MIB 5370u /* mkfs.hitrain(8) */
 

@@ -12,7 +12,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/codec/frame.h"
 #include "tiering/space/alloc.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "tiering/api/check.h"
 
 enum {

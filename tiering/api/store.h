@@ -89,7 +89,7 @@ struct ht_store_opts {
     int numa_node;                          /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
     bool no_threads;                        /* no background threads: tests drive writeback and checkpoint themselves */
     bool no_plan;                           /* no plans: tests of what the store does without one */
-    /* Tests: bytes with more owners stay where they are. 0: as engine/owners.h says. */
+    /* Tests: bytes with more owners stay where they are. 0: as engine/pass.h says. */
     unsigned owners_max;
 };
 

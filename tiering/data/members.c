@@ -10,7 +10,7 @@
  *
  * So a crash in between never leaves a member that wrongly takes itself for up to date. A member whose copy of the log,
  * or whose superblock, cannot be written is excluded in the same way. It is excluded with an epoch of its own, which is
- * durable before any content that this member lacks. space/members.h says how the next mount treats it. It takes part
+ * durable before any content that this member lacks. space/super.h says how the next mount treats it. It takes part
  * again when its log was brought up to date, or with the next superblock that it takes if its log never failed.
  *
  * A member without a log that does not answer is excluded, too: then neither a checkpoint nor the loss of a copy of the
@@ -22,7 +22,7 @@
 #include "tiering/space/claim.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/health.h"

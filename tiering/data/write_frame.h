@@ -16,7 +16,7 @@ bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t byt
 bool ht_write_frame_prepare(struct ht_write_batch *w, struct ht_batch_write *j, const void *data, int numa_index,
                             bool *out_vain) HT_EXCLUDES(HT_LOCK_STORE);
 
-/* feature.c and the mount: the superblocks say that there may be frames. */
+/* txn/tx.c and the mount: the superblocks say that there may be frames. */
 void ht_write_frames_durable(struct ht_store *s);
 /* Shall they say so? The engine that does it asks. */
 bool ht_write_frames_asked(const struct ht_store *s);

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * background.c - the rows of the lane `background` for operators: figures, pause and resume. A new row needs nothing.
- * And the lane for a pool of threads of an upper folder.
+ * background.c - the lane `background` for others: figures, pause and resume of its rows for operators (a new row needs
+ * nothing), the lane itself for a pool of threads of an upper folder, and the row `digest`, whose work is that of an
+ * upper folder (tiering/api/background.h).
  */
 #include "tiering/object/context.h"
 #include "tiering/engine/engine_priv.h"
+
+enum { DIGEST_PAUSE_MS = 1000 };
+
+static struct ht_lane *lane_of(struct ht_store *s)
+{
+    return &s->engine->lane[HT_LANE_BACKGROUND];
+}
 
 const char *ht_background_state_word(enum ht_background_state state)
 {
@@ -15,7 +23,7 @@ const char *ht_background_state_word(enum ht_background_state state)
 
 int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out)
 {
-    const struct ht_lane *l = &s->engine->lane[HT_LANE_BACKGROUND];
+    const struct ht_lane *l = lane_of(s);
 
     if (index >= l->rows)
         return -ENOENT;
@@ -31,16 +39,10 @@ int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_backg
     return 0;
 }
 
-static int pause_row(struct ht_row *r)
-{
-    ht_row_pause(r);
-    return 0;
-}
-
-/* Returns the first error, after the last row. */
+/* Pauses or resumes. Returns the first error, after the last row. */
 static int each(struct ht_store *s, const char *engine, int (*change)(struct ht_row *r))
 {
-    const struct ht_lane *l = &s->engine->lane[HT_LANE_BACKGROUND];
+    const struct ht_lane *l = lane_of(s);
     int rc = engine ? -ENOENT : 0;
 
     for (unsigned i = 0; i < l->rows; i++) {
@@ -54,7 +56,7 @@ static int each(struct ht_store *s, const char *engine, int (*change)(struct ht_
 
 int ht_store_background_pause(struct ht_store *s, const char *engine)
 {
-    return each(s, engine, pause_row);
+    return each(s, engine, ht_row_pause);
 }
 
 int ht_store_background_resume(struct ht_store *s, const char *engine)
@@ -63,11 +65,6 @@ int ht_store_background_resume(struct ht_store *s, const char *engine)
 }
 
 /* ------------------------------------------------------------------ lending */
-
-static struct ht_lane *lane_of(struct ht_store *s)
-{
-    return &s->engine->lane[HT_LANE_BACKGROUND];
-}
 
 void ht_background_reads(bool on)
 {
@@ -101,4 +98,62 @@ void ht_store_background_recall(struct ht_store *s)
 {
     ht_lane_recall(lane_of(s));
     ht_gate_recall(&s->gate);
+}
+
+/* ------------------------------------------------------------------ digests */
+
+static const struct ht_digest_client *client_of(struct ht_store *s)
+{
+    return s->engine->digest;
+}
+
+static enum ht_step digest_step(void *ctx, struct ht_budget *b)
+{
+    const struct ht_digest_client *client = client_of(ctx);
+
+    return client && !ht_is_read_only(ctx) ? client->step(client->ctx, b) : HT_STEP_IDLE;
+}
+
+static const struct ht_engine_figure digest_figures[HT_DIGEST_FIGURES] = {
+    [HT_DIGEST_DONE] = {"digests", "Kept steps that got a digest."},
+    [HT_DIGEST_FAILED] = {"failed", "Kept steps that could not be read whole."},
+    [HT_DIGEST_LEFT_BYTES] = {"left_bytes", "Bytes left of the step that is being read.", .gauge = true},
+};
+
+static void digest_values(void *ctx, uint64_t out[])
+{
+    const struct ht_digest_client *client = client_of(ctx);
+
+    memset(out, 0, HT_DIGEST_FIGURES * sizeof(*out));
+    if (client)
+        client->values(client->ctx, out);
+}
+
+const struct ht_engine_type ht_digest_engine = {
+    .name = "digest",
+    .pause_ms = DIGEST_PAUSE_MS,
+    .step = digest_step,
+    .figure = digest_figures,
+    .figures = HT_DIGEST_FIGURES,
+    .values = digest_values,
+};
+
+void ht_store_begin_digest(struct ht_store *s, const struct ht_digest_client *client)
+{
+    s->engine->digest = client;
+    ht_store_wake_digest(s);
+}
+
+void ht_store_end_digest(struct ht_store *s)
+{
+    if (!client_of(s))
+        return;
+    ht_row_end(&s->engine->row[HT_ENGINE_DIGEST]);
+    s->engine->digest = NULL;
+}
+
+void ht_store_wake_digest(struct ht_store *s)
+{
+    if (s->opts.digest && s->engine && s->engine->started && client_of(s))
+        (void)ht_row_wake(&s->engine->row[HT_ENGINE_DIGEST]);
 }

@@ -8,14 +8,15 @@
  *
  *   a content --read--> its twin was read just before? --no--> kept, for the next one
  *      |                     | yes
- *      cannot be read:    compared byte by byte --the same--> its owners get the bytes of that one (dedup_pair.c), many
+ *      cannot be read:    compared byte by byte --the same--> its owners get the bytes of that one (txn/share.c), many
  *      remembered            |                                in one transaction
  *                         different: remembered
  *
  * A pass begins with the versions of all objects, and passes objects that have another one two commit periods later:
  * content that is being written is not worth it. The first pass waits only until the optimizer has reserved the
  * rewrites of its models. The pass keeps numbers of objects only, so it delays no work on other objects. Each content
- * is read once. These bytes are a chunk's as long as its object has that version, and the chunk that place.
+ * is read once. These bytes are a chunk's as long as its object has that version, and the chunk that place. So pairs
+ * with the same bytes are numbers until their transaction, which leaves those alone that have changed.
  *
  * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
  * would grow by what is freed. So a model in training is never touched.
@@ -25,6 +26,7 @@
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
+#include "tiering/base/idhash.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"
@@ -58,7 +60,7 @@ struct zeros {
 
 /* The last content that was read, and differs from the one before. */
 struct kept {
-    struct ht_dedup_chunk chunk; /* of an owner */
+    struct ht_sharer_side chunk; /* of an owner */
     unsigned owners;
     uint32_t stored;
     uint64_t content; /* as of struct ht_pass; 0: there is none */
@@ -73,7 +75,8 @@ struct ht_dedup_pass {
     size_t noted;      /* so many of these are known */
     struct kept kept;
     uint8_t *buf;
-    struct ht_dedup_same same;
+    struct ht_sharer same[64]; /* pairs with the same bytes */
+    unsigned same_count;
     struct zeros zeros[ZEROS]; /* HT_SMALL_CHUNK_BYTES << i */
     uint64_t memory_bytes;
     bool skipped;
@@ -165,6 +168,18 @@ static int begin_pass(struct ht_store *s, struct ht_dedup *d)
     return 0;
 }
 
+/* ------------------------------------------------------------------ in vain */
+
+static uint64_t name_of(const struct ht_ref *ref)
+{
+    return ht_id_hash(ref->checksum ^ ht_id_hash(ht_ref_place(ref))) | 1;
+}
+
+static uint64_t *slot_of(struct ht_dedup_vain *v, const struct ht_ref *ref)
+{
+    return &v->name[name_of(ref) / 2 % HT_ARRAY_SIZE(v->name)];
+}
+
 /* ------------------------------------------------------------------ walking */
 
 /* Of some objects more. */
@@ -203,7 +218,7 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
 {
     const struct ht_dedup_pass *p = ctx;
 
-    if (!ht_dedup_may_share(p->s, c))
+    if (!ht_chunk_may_share(p->s, c) || *slot_of(&p->s->engine->dedup.vain, &c->pub) == name_of(&c->pub))
         return HT_PASS_NONE;
     return is_probably_zero(p, o, &c->pub) ? HT_PASS_ALONE : HT_PASS_TWINS;
 }
@@ -216,13 +231,18 @@ static const struct ht_pass_user user = {.object = is_settled, .content = wants}
  * An owner of content that has come, as it was when the pass began. from: the pass to which it has come, this one or
  * that of scrub.
  */
-static struct ht_dedup_chunk name_owner(const struct ht_dedup_pass *p, const struct ht_pass *from, unsigned owner)
+static struct ht_sharer_side name_owner(const struct ht_dedup_pass *p, const struct ht_pass *from, unsigned owner)
 {
     const struct ht_move_owner *w = &from->found.owner[owner];
     size_t at = ht_walk_find(&p->pass.walk, w->obj->oid);
 
-    return (struct ht_dedup_chunk){
-        .oid = w->obj->oid, .version = p->version[at], .index = w->index, .place = ht_ref_place(&from->found.was)};
+    return (struct ht_sharer_side){
+        .oid = w->obj->oid,
+        .version = p->version[at],
+        .index = w->index,
+        .place = ht_ref_place(&from->found.was),
+        .extra_bytes = ht_ref_extra_bytes(&from->found.was),
+    };
 }
 
 static void skip(struct ht_dedup_pass *p, uint64_t chunks)
@@ -231,34 +251,47 @@ static void skip(struct ht_dedup_pass *p, uint64_t chunks)
     p->skipped |= chunks > 0;
 }
 
-/* The next pass finds those that were skipped. */
+/* All pairs, in one transaction. The next pass finds those that were skipped. */
 static int share(struct ht_dedup_pass *p)
 {
-    int rc = ht_dedup_share(p->s, &p->same);
+    int rc = p->same_count ? ht_chunks_share(p->s, p->same, p->same_count) : 0;
 
-    skip(p, rc > 0 ? (unsigned)rc : 0);
-    p->skipped |= rc < 0;
-    return rc < 0 ? rc : 0;
+    p->skipped |= rc != 0;
+    for (unsigned i = 0; !rc && i < p->same_count; i++) {
+        const struct ht_sharer *x = &p->same[i];
+        skip(p, x->rc != 0);
+        if (!x->rc)
+            p->figure[x->first.oid ? HT_DEDUP_SHARED : HT_DEDUP_HOLES] += (uint64_t)x->freed_blocks * HT_BLOCK_BYTES;
+    }
+    p->same_count = 0;
+    return rc;
 }
 
-static int add(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
+/* Unless both have the same place already. */
+static int add(struct ht_dedup_pass *p, struct ht_sharer_side first, struct ht_sharer_side other)
 {
-    int rc = p->same.count == HT_ARRAY_SIZE(p->same.pair) ? share(p) : 0;
-
+    if (first.oid && first.place == other.place)
+        return 0;
+    int rc = p->same_count == HT_ARRAY_SIZE(p->same) ? share(p) : 0;
     if (!rc)
-        rc = ht_dedup_add(p->s, pair, &p->same);
-    skip(p, rc == -EAGAIN);
-    return rc == -EAGAIN ? 0 : rc;
+        p->same[p->same_count++] = (struct ht_sharer){.first = first, .other = other};
+    return rc;
 }
 
+/* No later pass looks at the chunk again, unless its content has changed. */
 static void in_vain(struct ht_dedup_pass *p, const struct ht_pass *from, enum ht_dedup_figure figure)
 {
-    const struct ht_dedup_chunk c = name_owner(p, from, 0);
+    const struct ht_sharer_side want = name_owner(p, from, 0);
+    struct ht_store *s = p->s;
+    struct ht_obj *o;
 
-    if (ht_dedup_in_vain(p->s, &c))
-        skip(p, 1);
-    else
-        p->figure[figure]++;
+    ht_store_lock(s);
+    const struct ht_chunk *c = ht_sharer_find(s, &want, &o);
+    if (c)
+        *slot_of(&s->engine->dedup.vain, &c->pub) = name_of(&c->pub);
+    ht_store_unlock(s);
+    skip(p, !c);
+    p->figure[figure] += c != NULL;
 }
 
 static void keep(struct ht_dedup_pass *p, const struct ht_pass *from, const uint8_t *content)
@@ -276,15 +309,13 @@ static int share_owners(struct ht_dedup_pass *p, const struct ht_pass *from)
     int rc = 0;
 
     if (p->kept.owners == 1 && from->found.owners > 1) {
-        const struct ht_dedup_pair pair = {name_owner(p, from, 0), p->kept.chunk};
-        p->kept.chunk = pair.owner;
+        const struct ht_sharer_side other = p->kept.chunk;
+        p->kept.chunk = name_owner(p, from, 0);
         p->kept.owners = from->found.owners;
-        return add(p, &pair);
+        return add(p, p->kept.chunk, other);
     }
-    for (unsigned i = 0; !rc && i < from->found.owners; i++) {
-        const struct ht_dedup_pair pair = {p->kept.chunk, name_owner(p, from, i)};
-        rc = add(p, &pair);
-    }
+    for (unsigned i = 0; !rc && i < from->found.owners; i++)
+        rc = add(p, p->kept.chunk, name_owner(p, from, i));
     return rc;
 }
 
@@ -296,10 +327,8 @@ static int share_zeros(struct ht_dedup_pass *p, const struct ht_pass *from, cons
     bool zero = !n || (!content[0] && memcmp(content, content + 1, n - 1) == 0);
     int rc = 0;
 
-    for (unsigned i = 0; zero && !rc && i < from->found.owners; i++) {
-        const struct ht_dedup_pair pair = {.other = name_owner(p, from, i)};
-        rc = add(p, &pair);
-    }
+    for (unsigned i = 0; zero && !rc && i < from->found.owners; i++)
+        rc = add(p, (struct ht_sharer_side){.oid = 0}, name_owner(p, from, i));
     if (!zero)
         in_vain(p, from, HT_DEDUP_DIFFERENT);
     return rc;
@@ -450,8 +479,6 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_BLOCKED;
     return HT_STEP_WORKED;
 }
-
-static_assert((int)HT_DEDUP_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
 static const struct ht_engine_figure figures[HT_DEDUP_FIGURES] = {
     [HT_DEDUP_PASSES] = {"passes", "Passes over all content."},

@@ -102,9 +102,7 @@ static int discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
     struct ht_permit permit;
 
     ht_permit_get(&s->gate, &request, &permit);
-    ht_store_lock(s);
-    unsigned n = ht_alloc_take_freed(s->alloc, walk, e, EXTENTS);
-    ht_store_unlock(s);
+    unsigned n = ht_store_locked(s, ht_alloc_take_freed(s->alloc, walk, e, EXTENTS));
     int rc = n ? discard_extents(s, e, n) : 0;
     ht_permit_put(&permit);
     if (rc) {

@@ -265,7 +265,7 @@ int ht_engine_start(struct ht_store *s)
 
     for (unsigned i = 0; i < HT_ENGINES; i++)
         if (is_off(s, i))
-            ht_row_off(&e->row[i]);
+            ht_row_end(&e->row[i]);
     ht_store_lock(s);
     ht_alloc_note_freed(s->alloc, !is_off(s, HT_ENGINE_DISCARD));
     ht_store_unlock(s);

@@ -3,7 +3,7 @@
  * engine.h - work in the background. Each engine is a row of the table in engine.c; scheduler.h says what a row is.
  *
  *   lane        engines                          file
- *   commit      commit timer                     commit_timer.c
+ *   commit      commit timer                     writeback.c
  *               writeback                        writeback.c   with several NUMA nodes each has a lane for it
  *   checkpoint  log checkpoint, resync           engine.c
  *   health      health of the devices            engine.c      waits for no device
@@ -11,11 +11,11 @@
  *   cold        content of the vault to memory   readahead.c   on demand; alone waits for the vault
  *   planner     plans of steps that repeat       planner.c     on demand, no I/O; next_use.c: what programs say
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
- *               deduplication                    dedup.c       dedup_pair.c
+ *               deduplication                    dedup.c
  *               discard                          discard.c     on demand, with -o discard=on
  *               recompress                       recompress.c  from time to time if anything may be compressed, paced
  *               compaction                       move.c
- *               digests of kept steps            digest.c      on demand; fs/ctl/digest.c does the work
+ *               digests of kept steps            background.c  on demand; fs/ctl/digest.c does the work
  *
  * Scrub, deduplication and recompression look at content in a pass (pass.h).
  *

@@ -106,39 +106,6 @@ struct ht_dedup {
     bool again;                 /* something was skipped */
 };
 
-/* A chunk, as it was when its bytes were read. */
-struct ht_dedup_chunk {
-    uint64_t oid, version; /* of the object, before */
-    uint64_t index, place;
-};
-/* A pair of chunks with the same bytes. */
-struct ht_dedup_pair {
-    struct ht_dedup_chunk owner; /* oid 0: none, the other one is all zeros */
-    struct ht_dedup_chunk other; /* gives its own bytes up */
-};
-
-/* Pairs, with references to their objects. */
-struct ht_dedup_same {
-    struct ht_sharer pair[64];
-    unsigned count;
-};
-
-/*
- * Is the chunk's content published, on present devices, nothing newer in memory, and was it not looked at in vain? Raw
- * bytes and compressed frames may be.
- */
-bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-/* dedup_pair.c: no later pass looks at the chunk again, unless its content has changed: then -EAGAIN. */
-int ht_dedup_in_vain(struct ht_store *s, const struct ht_dedup_chunk *c) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/*
- * Adds a pair to `same`, which has room. 0: it was added, or both share the bytes already; -EAGAIN: one of them has
- * changed; -ENOMEM.
- */
-int ht_dedup_add(struct ht_store *s, const struct ht_dedup_pair *pair, struct ht_dedup_same *same)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Shares these in one transaction, and empties `same`. How many have changed meanwhile; -ENOMEM, or the log's error. */
-int ht_dedup_share(struct ht_store *s, struct ht_dedup_same *same) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
 /* A pass is due: it waits for content that scrub reads. */
 bool ht_dedup_waits(struct ht_store *s);
 /* Scrub has read the raw content that has come to its pass, and it is sound. */

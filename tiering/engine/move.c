@@ -152,7 +152,7 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
     return rc ? rc : !b->sorted || !ht_move_is_over(b);
 }
 
-/* What was moved may have broken other groups, or none could be emptied: then passes come later and later. */
+/* Moved content may have broken other groups, or none could be emptied: then passes come later and later. */
 static void end_pass(struct ht_store *s, struct ht_compaction *c)
 {
     _Atomic uint64_t *figure = s->engine->row[HT_ENGINE_COMPACT].figure;
@@ -214,9 +214,7 @@ static enum ht_step choose_step(struct ht_store *s, struct ht_compaction *c)
 {
     struct ht_move_batch *b = c->batch;
 
-    ht_store_lock(s);
-    c->in_pass = !choose(b, &c->device, &c->group);
-    ht_store_unlock(s);
+    c->in_pass = !ht_store_locked(s, choose(b, &c->device, &c->group));
     if (b->count)
         return ht_pass_begin(&b->pass, s, &user, b, 0, b->count, b->bytes) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
     end_batch(s, c);
@@ -248,8 +246,6 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
     end_batch(s, c);
     return rc ? HT_STEP_BLOCKED : HT_STEP_WORKED;
 }
-
-static_assert((int)HT_COMPACT_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
 static const struct ht_engine_figure figures[HT_COMPACT_FIGURES] = {
     [HT_COMPACT_PASSES] = {"passes", "Passes over all groups of blocks."},

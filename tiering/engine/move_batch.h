@@ -41,12 +41,6 @@ struct ht_move_batch {
 };
 
 /*
- * move_copy.c: reads content, verifies it and writes it to new places, as much as the budget allows and at least one.
- * *out_done: the moves before it were copied. 0, or the error of that one; later ones may have been copied, too.
- */
-int ht_move_copy(struct ht_move_batch *b, struct ht_move m[], unsigned count, struct ht_budget *budget,
-                 unsigned *out_done) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/*
  * move_unit.c: copies and publishes some content of the next groups, as much as the budget allows, or makes moves
  * durable and opens the groups. 0, or an error that is not the groups'.
  */

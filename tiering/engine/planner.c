@@ -379,9 +379,7 @@ static void give_more_room(struct ht_store *s)
 
     if (!run)
         return;
-    ht_store_lock(s);
-    struct ht_run *was = ht_runs_replace(&s->engine->planner.runs, run, size);
-    ht_store_unlock(s);
+    struct ht_run *was = ht_store_locked(s, ht_runs_replace(&s->engine->planner.runs, run, size));
     free(was);
 }
 

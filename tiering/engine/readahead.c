@@ -319,14 +319,6 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->s;
 
-    ht_store_unlock(s);
-    w->ring = ht_store_ring(s);
-    ht_store_lock(s);
-    if (!w->ring) {
-        while (!ht_list_empty(&s->engine->pending_readers))
-            end_pending(ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending));
-        return;
-    }
     for (;;) {
         while (w->count < HT_READ_BATCH_MAX && !s->waits.stopping && feed(w))
             ;
@@ -342,10 +334,13 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_store_readahead(struct ht_store *s)
 {
-    struct ht_read_batch w = {.s = s};
+    struct ht_read_batch w = {.s = s, .ring = ht_store_ring(s)};
 
     ht_store_lock(s);
-    feed_all(&w);
+    if (w.ring)
+        feed_all(&w);
+    while (!w.ring && !ht_list_empty(&s->engine->pending_readers))
+        end_pending(ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending));
     ht_store_unlock(s);
 }
 
@@ -354,9 +349,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     struct ht_store *s = ctx;
 
     ht_store_readahead(s);
-    ht_store_lock(s);
-    b->at_ns = ht_next_use_look_ns(s);
-    ht_store_unlock(s);
+    b->at_ns = ht_store_locked(s, ht_next_use_look_ns(s));
     return HT_STEP_IDLE;
 }
 

@@ -9,7 +9,7 @@
  *
  * The pass finds published raw chunks of objects that may be compressed and have the same version as in the round
  * before. Content with several owners is compressed for all owners at once, if the pass has found all. An owner that is
- * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (owners.h).
+ * no candidate keeps the content raw for all, and so do more owners than HT_OWNERS_MAX (pass.h).
  *
  * Left alone are content in the memory of passthrough files, and objects with anything that is not published: an update
  * or a writer is about to replace it.
@@ -68,7 +68,7 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
         return -ENOMEM;
     r->s = s;
     r->c = &s->engine->recompress;
-    int rc = ht_recompress_batch_init(&r->batch, s, r->c);
+    int rc = ht_recompress_batch_init(&r->batch, s);
     if (!rc)
         rc = ht_pass_begin(&r->pass, s, &user, r, 0, 0, &r->c->bytes);
     r->seen = rc ? NULL : malloc((r->pass.walk.count + 1) * sizeof(*r->seen));
@@ -83,7 +83,7 @@ static int round_new(struct ht_store *s, struct ht_recompress_round **out)
     return 0;
 }
 
-/* Frames that wait are published. What was seen is for the next round. */
+/* Frames that wait are published. The versions are for the next round. */
 static int round_end(struct ht_recompress_round *r)
 {
     struct ht_recompress *c = r->c;
@@ -223,9 +223,7 @@ void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *
         may = may_be(r, m->owner[i].obj->oid);
     if (!may)
         return;
-    ht_store_lock(s);
-    may = may_compress(r, m);
-    ht_store_unlock(s);
+    may = ht_store_locked(s, may_compress(r, m));
     int rc = may ? ht_recompress_batch_encode(&r->batch, m, bytes, out_bytes) : 0;
     r->saw |= may;
     if (!rc && ht_recompress_batch_is_full(&r->batch))
@@ -279,8 +277,6 @@ static void give_back(void *ctx)
 {
     ht_recompress_stop(&((struct ht_store *)ctx)->engine->recompress);
 }
-
-static_assert((int)HT_RECOMPRESS_FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
 
 static const struct ht_engine_figure figures[HT_RECOMPRESS_FIGURES] = {
     [HT_RECOMPRESS_CHUNKS] = {"chunks", "Chunks that were compressed."},

@@ -31,9 +31,9 @@ enum {
     WAITING_SHARE = 4, /* of the available space */
 };
 
-int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s, struct ht_recompress *engine)
+int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s)
 {
-    *b = (struct ht_recompress_batch){.s = s, .engine = engine};
+    *b = (struct ht_recompress_batch){.s = s};
     b->raw = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
     b->frame = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
     if (!b->raw || !b->frame)
@@ -57,7 +57,6 @@ void ht_recompress_batch_destroy(struct ht_recompress_batch *b)
     forget_waiting(b);
     ht_encoder_free(b->encoder);
     free(b->owner);
-    free(b->oid);
     free(b->raw);
     free(b->frame);
 }
@@ -69,67 +68,32 @@ uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b)
 
 /* --------------------------------------------------------------- publishing */
 
-static void free_frame(struct ht_recompress_batch *b, unsigned i) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * Takes a reference to the object of each owner that is still there and may be compressed. A frame that lacks one
+ * is not published. Owners of one object often follow each other.
+ */
+static void take_objects(struct ht_recompress_batch *b)
 {
-    if (ht_ref_holds(&b->move[i].now))
-        ht_free_ref_now(b->s, &b->move[i].now);
-}
-
-/* Takes a reference to the object of each owner of a frame, from `at` on, and moves them to `to`. Or to none. */
-static bool take_owners(struct ht_recompress_batch *b, unsigned at, unsigned n, unsigned to) HT_REQUIRES(HT_LOCK_STORE)
-{
+    const struct ht_recompress *c = &b->s->engine->recompress;
     struct ht_slice slice = {0};
-    unsigned taken = 0;
-
-    for (; taken < n; taken++, ht_slice_next(b->s, &slice)) {
-        struct ht_obj *o = ht_obj_find_locked(b->s, b->oid[at + taken]);
-        if (!o || o->dead)
-            break;
-        o->refs++;
-        b->owner[to + taken] = (struct ht_move_owner){o, b->owner[at + taken].index};
-    }
-    for (unsigned i = 0; taken < n && i < taken; i++, ht_slice_next(b->s, &slice))
-        ht_obj_put_locked(b->owner[to + i].obj);
-    return taken == n;
-}
-
-/* Numbers of objects that may not be compressed become 0. Owners of one object often follow each other. */
-static void ask_for_all(struct ht_recompress_batch *b)
-{
     uint64_t last = 0;
     bool may = false;
 
     for (unsigned i = 0; i < b->owners; i++) {
-        if (b->oid[i] != last) {
-            last = b->oid[i];
-            may = b->engine->may(b->engine->ctx, last);
+        if (b->owner[i].oid != last) {
+            last = b->owner[i].oid;
+            may = c->may(c->ctx, last);
         }
-        b->oid[i] = may ? last : 0;
+        b->owner[i].oid = may ? last : 0;
     }
-}
-
-/* Frames of which all owners are still there, and may be compressed, come first in move[]. Their number. */
-static unsigned take_objects(struct ht_recompress_batch *b)
-{
-    unsigned n = 0, owners = 0, at = 0;
-
-    ask_for_all(b);
     ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->count; at += b->move[i++].owners) {
-        if (!take_owners(b, at, b->move[i].owners, owners)) {
-            free_frame(b, i);
-            ht_ref_forget(&b->move[i].was);
-            continue;
-        }
-        struct ht_move m = b->move[i];
-        m.owner = &b->owner[owners];
-        owners += m.owners;
-        b->move[n++] = m;
+    for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
+        struct ht_obj *o = ht_obj_find_locked(b->s, b->owner[i].oid);
+        b->owner[i].obj = o && !o->dead ? o : NULL;
+        if (b->owner[i].obj)
+            o->refs++;
     }
-    b->count = n;
-    b->owners = owners;
     ht_store_unlock(b->s);
-    return n;
 }
 
 static void put_objects(struct ht_recompress_batch *b)
@@ -138,7 +102,8 @@ static void put_objects(struct ht_recompress_batch *b)
 
     ht_store_lock(b->s);
     for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
-        ht_obj_put_locked(b->owner[i].obj);
+        if (b->owner[i].obj)
+            ht_obj_put_locked(b->owner[i].obj);
         b->owner[i].obj = NULL;
     }
     ht_store_unlock(b->s);
@@ -151,7 +116,8 @@ static void keep_raw(struct ht_store *s, const struct ht_move *m)
 
     ht_store_lock(s);
     for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
-        struct ht_chunk *c = ht_chunk_find(m->owner[i].obj, m->owner[i].index);
+        const struct ht_move_owner *w = &m->owner[i];
+        struct ht_chunk *c = w->obj ? ht_chunk_find(w->obj, w->index) : NULL;
         if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
             c->pub.kept_raw = 1;
     }
@@ -194,7 +160,9 @@ static int publish_last(struct ht_recompress_batch *b, struct ht_move *m)
 
 int ht_recompress_batch_publish(struct ht_recompress_batch *b)
 {
-    unsigned n = take_objects(b);
+    unsigned n = b->count;
+
+    take_objects(b);
     bool alone = n && b->move[n - 1].owners > HT_RECOMPRESS_OWNERS / 2; /* so many that it may fail for that */
     int rc = publish_frames(b, b->move, n - alone);
 
@@ -209,7 +177,8 @@ void ht_recompress_batch_give_back(struct ht_recompress_batch *b)
 {
     ht_store_lock(b->s);
     for (unsigned i = 0; i < b->count; i++)
-        free_frame(b, i);
+        if (ht_ref_holds(&b->move[i].now))
+            ht_free_ref_now(b->s, &b->move[i].now);
     ht_store_unlock(b->s);
     forget_waiting(b);
 }
@@ -269,16 +238,10 @@ static int read_content(struct ht_recompress_batch *b, const struct ht_move *m)
 /* For so many owners more. -ENOMEM */
 static int need_room(struct ht_recompress_batch *b, unsigned more)
 {
-    unsigned need = b->owners + more, had = b->owners_cap;
+    unsigned had = b->owners_cap;
+    int rc = ht_move_make_room(&b->owner, &b->owners_cap, b->owners + more, b->move, b->count);
 
-    if (need <= had)
-        return 0;
-    uint64_t *oid = realloc(b->oid, need * sizeof(*oid));
-    if (!oid)
-        return -ENOMEM;
-    b->oid = oid;
-    int rc = ht_move_make_room(&b->owner, &b->owners_cap, need, b->move, b->count);
-    b->engine->bytes += (b->owners_cap - had) * (sizeof(*b->owner) + sizeof(*oid));
+    b->s->engine->recompress.bytes += (b->owners_cap - had) * sizeof(*b->owner);
     return rc;
 }
 
@@ -300,10 +263,8 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, cons
         return rc;
     }
     m->owner = &b->owner[b->owners];
-    for (unsigned i = 0; i < m->owners; i++) {
-        b->owner[b->owners] = (struct ht_move_owner){.index = from->owner[i].index};
-        b->oid[b->owners++] = from->owner[i].obj->oid;
-    }
+    for (unsigned i = 0; i < m->owners; i++)
+        b->owner[b->owners++] = (struct ht_move_owner){.index = from->owner[i].index, .oid = from->owner[i].obj->oid};
     b->blocks += ht_ref_blocks(&m->now);
     b->count++;
     return 0;

@@ -2,11 +2,9 @@
 /* recompress_batch.h - inside engine/: frames of chunks, written one by one and published together. */
 #pragma once
 
-#include "tiering/engine/owners.h"
 #include "tiering/txn/txn.h"
 
 struct ht_encoder;
-struct ht_recompress;
 
 /* The batch is full with so many owners; those of its last frame may exceed that. */
 enum { HT_RECOMPRESS_FRAMES_MAX = 64, HT_RECOMPRESS_OWNERS = 1024 };
@@ -14,21 +12,18 @@ enum { HT_RECOMPRESS_FRAMES_MAX = 64, HT_RECOMPRESS_OWNERS = 1024 };
 /* One thread's. */
 struct ht_recompress_batch {
     struct ht_store *s;
-    struct ht_recompress *engine;
     struct ht_encoder *encoder;
     void *raw, *frame; /* a chunk each */
     /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
     struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
     struct ht_move_owner *owner; /* of all, in the order of the frames */
-    uint64_t *oid;
     unsigned count, owners, owners_cap;
     uint64_t blocks; /* of the frames */
     uint64_t lsn;    /* of the last transaction; 0: all are durable */
 };
 
 /* -ENOMEM: destroy it all the same. */
-int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s,
-                             struct ht_recompress *engine) HT_MUST_CHECK;
+int ht_recompress_batch_init(struct ht_recompress_batch *b, struct ht_store *s) HT_MUST_CHECK;
 /* Its memory. Frames that wait were given back before, unless the store's allocator is gone, too. */
 void ht_recompress_batch_destroy(struct ht_recompress_batch *b);
 uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b); /* heap */

@@ -249,15 +249,9 @@ void ht_lane_destroy(struct ht_lane *l)
 
 void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_type *type, void *ctx, uint64_t rate_bytes)
 {
-    assert(l->rows < HT_LANE_ROWS_MAX);
+    assert(l->rows < HT_LANE_ROWS_MAX && type->figures <= HT_ENGINE_FIGURES_MAX);
     *r = (struct ht_row){.type = type, .ctx = ctx, .pace.rate_bytes = rate_bytes, .lane = l, .at_ns = NEVER};
     l->row[l->rows++] = r;
-}
-
-void ht_row_off(struct ht_row *r)
-{
-    HT_UNSHARED(HT_LOCK_ENGINE);
-    r->off = true;
 }
 
 void ht_row_end(struct ht_row *r)
@@ -373,10 +367,7 @@ static int wake_and_start(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 
 int ht_row_wake(struct ht_row *r)
 {
-    ht_mutex_lock(ht_lane_lock(r->lane));
-    int rc = wake_and_start(r);
-    ht_mutex_unlock(ht_lane_lock(r->lane));
-    return rc;
+    return ht_locked(ht_lane_lock(r->lane), wake_and_start(r));
 }
 
 int ht_row_wake_to_end(struct ht_row *r)
@@ -388,7 +379,7 @@ int ht_row_wake_to_end(struct ht_row *r)
     return rc;
 }
 
-void ht_row_pause(struct ht_row *r)
+int ht_row_pause(struct ht_row *r)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));
     if (!r->paused) {
@@ -399,6 +390,7 @@ void ht_row_pause(struct ht_row *r)
     }
     r->paused = true;
     ht_mutex_unlock(ht_lane_lock(r->lane));
+    return 0;
 }
 
 int ht_row_resume(struct ht_row *r)

@@ -122,8 +122,6 @@ void ht_lane_destroy(struct ht_lane *l);
 /* rate_bytes: a second; 0: the row is not paced. Before any row of the lane is woken. */
 void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_type *type, void *ctx,
                  uint64_t rate_bytes);
-/* The row never steps. Before any row of the lane is woken. */
-void ht_row_off(struct ht_row *r);
 /* It never steps again; returns after the step that runs. No lock held. */
 void ht_row_end(struct ht_row *r);
 /* Starts the thread, and wakes all rows. -errno */
@@ -149,8 +147,8 @@ void ht_lane_recall(struct ht_lane *l);
 int ht_row_wake(struct ht_row *r);
 /* The same, and this step comes even if the row is paused or the budget is used up: it ends the row's work. */
 int ht_row_wake_to_end(struct ht_row *r);
-/* A step that runs goes on, and the row's rest follows. */
-void ht_row_pause(struct ht_row *r);
+/* A step that runs goes on, and the row's rest follows. 0 */
+int ht_row_pause(struct ht_row *r);
 /* As ht_row_wake. */
 int ht_row_resume(struct ht_row *r);
 bool ht_row_is_paused(struct ht_row *r);

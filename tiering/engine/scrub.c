@@ -21,7 +21,7 @@
  */
 
 #include "tiering/base/event.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/health.h"

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * writeback.c - which dirty images are cleaned to make room, and two engines: one keeps some images clean, the other
- * one writes final images. txn/writeback.c writes those of an object or a scope; data/write_batch.c says how.
+ * writeback.c - when dirty content is written: which images are cleaned to make room, and three engines. One keeps some
+ * images clean, one writes final images, and the commit timer commits changes outside of scopes. txn/sync.c writes the
+ * images of an object or a scope; data/write_batch.c says how.
  *
  * A final image is published as it is now (api/batch_pin.h): an update made it, and its step will be durable. It is
  * written as soon as the gate lets planned writes pass, each one once. So the devices are busy while a trainer
  * computes, and the publication finds little to write. If it changes again before, it is final no more.
  */
+#include "tiering/base/event.h"
 #include "tiering/object/context.h"
+#include "tiering/data/health.h"
 #include "tiering/data/write_batch.h"
+#include "tiering/shm/shm.h"
 #include "tiering/engine/engine_priv.h"
 
 enum {
@@ -113,7 +117,7 @@ int ht_writeback_make_room(struct ht_store *s)
     return ht_writeback_some(s, s->opts.no_threads ? ALONE : 1, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
 }
 
-/* ------------------------------------------------------------------ engine */
+/* ------------------------------------------------------------------ engines */
 
 static bool is_needed(struct ht_store *s, int numa_index)
 {
@@ -126,7 +130,7 @@ static bool is_needed(struct ht_store *s, int numa_index)
  * When nothing could be cleaned for some time, images that programs still fill are taken: there is nothing else. A step
  * that cleans nothing pauses: all images are busy, or the device fails.
  */
-static enum ht_step step(void *ctx, struct ht_budget *b)
+static enum ht_step relieve(void *ctx, struct ht_budget *b)
 {
     struct ht_relief *r = ctx;
 
@@ -153,4 +157,104 @@ static enum ht_step clean_final(void *ctx, struct ht_budget *b)
 }
 
 const struct ht_engine_type ht_cleaning_engine = {.name = "cleaning", .pause_ms = PAUSE_MS, .step = clean_final};
-const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms = PAUSE_MS, .step = step};
+const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms = PAUSE_MS, .step = relieve};
+
+/* ------------------------------------------------------------ commit timer */
+
+/*
+ * Commits changes outside scopes every few seconds, and gives closed memory back.
+ *
+ * A commit waits for the devices that its content lies on, for those of the log, and for other threads' writes of its
+ * images (data/health.h). The engine does not begin one that would wait for a device that does not answer:
+ *
+ *   due --all requests from before are answered--> commit --> due again a period later
+ *       --one of its devices does not answer-----> an event, once; due again a period later
+ *       --some are not answered yet--------------> blocked, and looks again
+ *
+ * A device that falls silent during the commit's own requests holds the engine until it answers.
+ */
+
+/* A scan for stores through mappings of passthrough files takes at most so small a part of the timer's period. */
+enum { BATCH = 16, SCAN_PART = 50, DOUBT_MS = 20 };
+
+/*
+ * A thread that waits for memory does not wait for a scan of tens of GiB, as the row that relieves the tier does.
+ * Releases the lock in between.
+ */
+static void relieve_between(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (s->numa.nodes.count > 1 || !ht_arena_under_pressure(s->arena))
+        return;
+    ht_store_unlock(s);
+    int n = ht_writeback_some(s, BATCH, HT_CLEAN_PRESSING, HT_NUMA_INDEX_ANY);
+    (void)n; /* the next time, or the row */
+    ht_store_lock(s);
+}
+
+static int scan_and_commit(struct ht_store *s, uint64_t period_ns)
+{
+    uint64_t now = ht_now_ns();
+    struct ht_shm_scan scan = {period_ns, now, now + period_ns / SCAN_PART, relieve_between, 0};
+
+    return ht_txn_commit_outside(s, ht_shm_scan(s, &scan));
+}
+
+enum answers { ANSWER_ALL, ANSWER_LATER, ANSWER_NEVER };
+
+/* Do the devices answer that a commit waits for, which has been due since then? Lock held. */
+static enum answers look_at_needed(struct ht_store *s, uint64_t since_ns) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t needed = ht_commit_devices_locked(s, 0);
+    enum answers found = ANSWER_ALL;
+
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        if (!s->dev[i] || !(needed >> i & 1))
+            continue;
+        if (ht_store_check_device(s, i) == HT_HEALTH_NOT_ANSWERING)
+            return ANSWER_NEVER;
+        if (ht_dev_oldest_ns(s->dev[i]) > ht_now_ns() - since_ns)
+            found = ANSWER_LATER;
+    }
+    return found;
+}
+
+/* The commit is due. False: not all devices have answered yet. */
+static bool commit_if_answered(struct ht_store *s, struct ht_commit_timer *t, uint64_t period_ns)
+{
+    t->due_ns = t->due_ns ? t->due_ns : ht_now_ns();
+    enum answers found = ht_store_locked(s, look_at_needed(s, t->due_ns));
+    if (found == ANSWER_LATER)
+        return false;
+    int rc = found == ANSWER_ALL ? scan_and_commit(s, period_ns) : t->reported ? 0 : -ETIMEDOUT;
+    if (rc) {
+        struct ht_event_about about = {.error = rc};
+        ht_event(HT_EVENT_COMMIT_FAILED, &about,
+                 "the commit of files outside models failed: %s; it will be tried again", strerror(-rc));
+    }
+    t->reported = found == ANSWER_NEVER;
+    t->due_ns = 0;
+    return true;
+}
+
+static enum ht_step commit_step(void *ctx, struct ht_budget *b)
+{
+    struct ht_store *s = ctx;
+    struct ht_commit_timer *t = &s->engine->commit;
+    uint64_t period_ns = s->opts.commit_ms * UINT64_C(1000000), now = ht_now_ns();
+    uint64_t pause_ns = period_ns ? period_ns : HT_SHM_GIVE_NS;
+
+    if (!period_ns && !s->opts.shm_lent)
+        return HT_STEP_IDLE;
+    if (!t->next_ns)
+        t->next_ns = now + pause_ns;
+    if (now >= t->next_ns) {
+        if (period_ns && !commit_if_answered(s, t, period_ns))
+            return HT_STEP_BLOCKED;
+        ht_shm_give_closed(s);
+        t->next_ns = ht_now_ns() + pause_ns;
+    }
+    b->at_ns = t->next_ns;
+    return HT_STEP_IDLE;
+}
+
+const struct ht_engine_type ht_commit_engine = {.name = "commit", .pause_ms = DOUBT_MS, .step = commit_step};

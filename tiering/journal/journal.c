@@ -356,9 +356,7 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
 /* The frame of a large group, which no other thread knows yet; NULL: no memory. */
 static struct ht_frame_buf *frame_of(struct ht_journal *j, const struct ht_buf *group)
 {
-    ht_mutex_lock(ht_journal_lock(j));
-    struct ht_frame_buf *f = frame_get_locked(j, group->len);
-    ht_mutex_unlock(ht_journal_lock(j));
+    struct ht_frame_buf *f = ht_locked(ht_journal_lock(j), frame_get_locked(j, group->len));
 
     if (!f)
         return NULL;

@@ -213,13 +213,12 @@ int ht_journal_checkpoint_begin(struct ht_journal *j) HT_MUST_CHECK;
 int ht_journal_checkpoint_end(struct ht_journal *j, struct ht_journal_start *out_start) HT_MUST_CHECK;
 void ht_journal_checkpoint_release(struct ht_journal *j, const struct ht_journal_start *start);
 /*
- * In place of release: a superblock that names the start could not be written, and may be on the media all the same. In
- * split mode only one copy has the start that it names, and the next checkpoint would overwrite that: the log ends, and
- * the next mount finds either start whole.
+ * The driver could not complete it, and begins it again later. Once the journal stops, nothing waits for that. unnamed:
+ * the error, or 0, of a superblock that names the start. It may be on the media all the same: in split mode only one
+ * copy has the start that it names, and the next checkpoint would overwrite that. So the log ends, and the next mount
+ * finds either start whole.
  */
-void ht_journal_checkpoint_unnamed(struct ht_journal *j, int error);
-/* The driver could not complete it, and begins it again later. Once the journal stops, nothing waits for that. */
-void ht_journal_checkpoint_give_up(struct ht_journal *j);
+void ht_journal_checkpoint_give_up(struct ht_journal *j, int unnamed);
 /* Begins to stop: the journal needs nothing from now on. */
 void ht_journal_checkpoint_stop(struct ht_journal *j);
 

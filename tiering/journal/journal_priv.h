@@ -2,17 +2,14 @@
 /*
  * journal_priv.h - the common part of the files of the journal.
  *
- *   frame.c    frames and records between memory and disk form
- *   reader.c   the region of one copy as a stream of blocks
- *   scan.c     how far the chain of one copy goes, and whether it ended or is damaged
- *   replay.c   chooses a copy; hands out its records
- *   journal.c  life: open, start, append, sync
- *   writer.c   one frame onto all copies; copies that drop out, refill
- *   log_space.c     reserves and log space: the arithmetic
- *   checkpoint.c  begin, end, release
- *   scrub.c    reading the copies again
- *   cross_repair.c     two damaged copies: each by the other
- *   resync.c   a copy that dropped out comes back
+ *   frame.c      frames and records between memory and disk form
+ *   scan.c       how far the chain of one copy goes, and whether it ended or is damaged
+ *   replay.c     chooses a copy; hands out its records
+ *   journal.c    life: open, start, append, sync
+ *   writer.c     one frame onto all copies; copies that drop out, refill
+ *   log_space.c  reserves and log space: the arithmetic; checkpoints: begin, end, release
+ *   resync.c     a copy that dropped out comes back
+ *   repair.c     reading the copies again, and lost frames of a copy from the other one
  */
 #pragma once
 
@@ -64,12 +61,12 @@ struct ht_log_copy {
 /* The bytes from pos that are contiguous on the device, at most len and a piece; *out_offset: where. */
 uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset);
 
-/* Bytes of a copy from a position on; writing also flushes. */
-int ht_log_read_at(const struct ht_log_copy *c, uint64_t pos, uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
+/* Bytes of a copy from a position on, and a flush. */
 int ht_log_write_at(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
 
 #define HT_LOG_READ_AHEAD 4u
 
+/* The region of one copy as a stream of blocks in the order of positions. One thread's. */
 struct ht_log_reader {
     struct ht_ring *ring;
     const struct ht_log_copy *copy;
@@ -81,15 +78,6 @@ struct ht_log_reader {
     } piece[HT_LOG_READ_AHEAD];
     unsigned head, count; /* pieces in flight, oldest first */
 };
-
-int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings) HT_MUST_CHECK;
-void ht_log_reader_destroy(struct ht_log_reader *r);
-/* Go on (or back) to pos of a copy. */
-void ht_log_reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy, uint64_t pos, uint64_t limit_pos);
-/*
- * The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read.
- */
-const uint8_t *ht_log_reader_block(struct ht_log_reader *r, uint64_t pos, int *out_error);
 
 int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes) HT_MUST_CHECK;
 
@@ -118,8 +106,10 @@ struct ht_log_scanner {
     const struct ht_journal_config *config;
     struct ht_log_reader reader;
     struct ht_frame_mem frame;
-    struct ht_ring *ring;
 };
+/* -ENOMEM, -errno: end it all the same. */
+int ht_log_scanner_init(struct ht_log_scanner *sc, const struct ht_journal_config *config) HT_MUST_CHECK;
+void ht_log_scanner_end(struct ht_log_scanner *sc); /* also of one of zeros */
 
 typedef int (*ht_frame_fn)(void *ctx, const struct ht_frame *f, const uint8_t *payload);
 

@@ -330,16 +330,14 @@ int ht_journal_open(const struct ht_journal_config *config, bool force, struct h
     memset(out_report, 0, sizeof(*out_report));
     if (!config_valid(config))
         return -EINVAL;
-    r.scanner.config = config;
     int rc = ht_journal_new(config, &j);
     if (rc == 0)
-        rc = ht_log_reader_init(&r.scanner.reader, config->rings);
+        rc = ht_log_scanner_init(&r.scanner, config);
     if (rc == 0)
         rc = replay_all(&r, force, &sound);
     if (rc >= 0)
         journal_from(j, &r, (unsigned)rc, sound);
-    ht_log_reader_destroy(&r.scanner.reader);
-    free(r.scanner.frame.data);
+    ht_log_scanner_end(&r.scanner);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         free(r.scan[i].links);
     if (rc < 0) {

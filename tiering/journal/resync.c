@@ -94,10 +94,7 @@ static int inspect_locked(struct resyncing *r) HT_REQUIRES(HT_LOCK_JOURNAL)
 
 static int inspect(struct resyncing *r)
 {
-    ht_mutex_lock(ht_journal_lock(r->j));
-    int rc = inspect_locked(r);
-    ht_mutex_unlock(ht_journal_lock(r->j));
-    return rc;
+    return ht_locked(ht_journal_lock(r->j), inspect_locked(r));
 }
 
 static bool is_stopping(struct ht_journal *j)
@@ -212,13 +209,12 @@ static int resync_one(struct resyncing *r)
     r->failures = ht_dev_flush_failures(r->to.dev);
     rc = ht_fault(HT_FAULT_JOURNAL_REFILL);
     if (rc == 0)
-        rc = ht_log_reader_init(&r->scanner.reader, r->j->config.rings);
+        rc = ht_log_scanner_init(&r->scanner, &r->j->config);
     if (rc == 0)
         rc = copy_live(r);
     if (rc == 0)
         rc = finish(r);
-    ht_log_reader_destroy(&r->scanner.reader);
-    free(r->scanner.frame.data);
+    ht_log_scanner_end(&r->scanner);
     report(r, rc);
     return rc;
 }

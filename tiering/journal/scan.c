@@ -22,6 +22,9 @@
  * over them again their writer has to write over the chain first. The search reads CLOSED_SCAN_BYTES. After a crash
  * nothing says how far the writer came: the search then reads the whole region, except long holes of a file.
  *
+ * Pieces of 1 MiB are read ahead, several in flight. When one cannot be read its blocks are read alone, so that one bad
+ * block does not hide its neighbours.
+ *
  * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the bytes read
  * so far are records: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows the written bytes.
  */
@@ -32,6 +35,138 @@
 #define HOLE_BYTES_MIN ((uint64_t)(8 * HT_MIB)) /* skipping is worth a discarded read-ahead */
 #define CLOSED_SCAN_BYTES ((uint64_t)(4 * HT_MIB))
 #define UNREADABLE_MAX 16u /* after the end; the search ends after so many blocks */
+
+/* ---------------------------------------------------------------- reading */
+
+uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset)
+{
+    uint64_t place = pos % c->log_bytes;
+
+    *out_offset = c->offset + place;
+    return (uint32_t)ht_min_u64(ht_min_u64(len, HT_LOG_PIECE_BYTES), c->log_bytes - place);
+}
+
+int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
+{
+    uint64_t failures = ht_dev_flush_failures(copy->dev);
+    int rc = 0;
+
+    for (uint64_t at = 0; !rc && at < bytes;) {
+        uint64_t offset;
+        uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
+        rc = ht_dev_write(copy->dev, offset, mem + at, len);
+        at += len;
+    }
+    return rc ? rc : ht_dev_flush_since(copy->dev, failures);
+}
+
+int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes)
+{
+    if (bytes <= m->cap)
+        return 0;
+    uint8_t *data = aligned_alloc(HT_BLOCK_BYTES, bytes);
+    if (!data)
+        return -ENOMEM;
+    if (m->cap)
+        memcpy(data, m->data, m->cap);
+    free(m->data);
+    m->data = data;
+    m->cap = bytes;
+    return 0;
+}
+
+static int reader_init(struct ht_log_reader *r, struct ht_rings *rings)
+{
+    r->ring = ht_ring_mine(rings);
+    if (!r->ring)
+        return -errno;
+    for (unsigned i = 0; i < HT_LOG_READ_AHEAD; i++) {
+        r->piece[i].buf = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
+        if (!r->piece[i].buf)
+            return -ENOMEM; /* destroy frees the others */
+    }
+    return 0;
+}
+
+static void reader_destroy(struct ht_log_reader *r)
+{
+    if (r->ring)
+        ht_ring_drain(r->ring);
+    for (unsigned i = 0; i < HT_LOG_READ_AHEAD; i++)
+        free(r->piece[i].buf);
+}
+
+static void read_ahead(struct ht_log_reader *r)
+{
+    while (r->count < HT_LOG_READ_AHEAD && r->next_pos < r->limit_pos) {
+        unsigned i = (r->head + r->count) % HT_LOG_READ_AHEAD;
+        uint64_t offset;
+        uint32_t len = ht_log_piece(r->copy, r->next_pos, r->limit_pos - r->next_pos, &offset);
+        r->piece[i].pos = r->next_pos;
+        r->piece[i].io =
+            (struct ht_io){.op = HT_IO_READ, .dev = r->copy->dev, .offset = offset, .buf = r->piece[i].buf, .len = len};
+        ht_ring_submit(r->ring, &r->piece[i].io);
+        r->next_pos += len;
+        r->count++;
+    }
+    ht_ring_kick(r->ring);
+}
+
+/* Go on (or back) to pos of a copy. */
+static void reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy, uint64_t pos, uint64_t limit_pos)
+{
+    ht_ring_drain(r->ring);
+    r->copy = copy;
+    r->next_pos = pos;
+    r->limit_pos = limit_pos;
+    r->head = r->count = 0;
+}
+
+static int read_block_alone(struct ht_log_reader *r, uint64_t pos, uint8_t *buf)
+{
+    uint64_t offset;
+
+    (void)ht_log_piece(r->copy, pos, HT_BLOCK_BYTES, &offset);
+    return ht_dev_read(r->copy->dev, offset, buf, HT_BLOCK_BYTES);
+}
+
+/*
+ * The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read.
+ */
+static const uint8_t *reader_block(struct ht_log_reader *r, uint64_t pos, int *out_error)
+{
+    *out_error = -ERANGE;
+    while (pos < r->limit_pos) {
+        read_ahead(r);
+        if (r->count == 0 || pos < r->piece[r->head].pos)
+            return NULL; /* before the stream: a caller's error */
+        struct ht_io *io = &r->piece[r->head].io;
+        uint64_t at = pos - r->piece[r->head].pos;
+        int rc = ht_ring_wait(r->ring, io);
+        if (at < io->len) {
+            uint8_t *block = r->piece[r->head].buf + at;
+            *out_error = rc ? read_block_alone(r, pos, block) : 0;
+            return *out_error ? NULL : block;
+        }
+        r->head = (r->head + 1) % HT_LOG_READ_AHEAD;
+        r->count--;
+    }
+    return NULL;
+}
+
+int ht_log_scanner_init(struct ht_log_scanner *sc, const struct ht_journal_config *config)
+{
+    *sc = (struct ht_log_scanner){.config = config};
+    return reader_init(&sc->reader, config->rings);
+}
+
+void ht_log_scanner_end(struct ht_log_scanner *sc)
+{
+    reader_destroy(&sc->reader);
+    free(sc->frame.data);
+}
+
+/* ------------------------------------------------------------- the chain */
 
 static uint64_t limit_pos(const struct ht_log_scanner *sc)
 {
@@ -105,7 +240,7 @@ static int make_room(struct ht_frame_mem *m, const struct ht_frame *f, uint64_t 
 static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint64_t pos, struct ht_frame *f,
                     int *out_io)
 {
-    const uint8_t *block = ht_log_reader_block(&sc->reader, pos, out_io);
+    const uint8_t *block = reader_block(&sc->reader, pos, out_io);
 
     if (!block || !header_at(sc, block, pos, f) || !header_continues(sc, s, f))
         return 0;
@@ -115,7 +250,7 @@ static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint
         if (rc <= 0)
             return rc;
         if (at > 0)
-            block = ht_log_reader_block(&sc->reader, pos + at, out_io);
+            block = reader_block(&sc->reader, pos + at, out_io);
         if (!block)
             return 0;
         memcpy(sc->frame.data + at, block, HT_BLOCK_BYTES);
@@ -136,7 +271,7 @@ int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_fr
                 struct ht_log_scan *s)
 {
     scan_init(s, sc->config);
-    ht_log_reader_seek(&sc->reader, copy, s->end_pos, limit_pos(sc));
+    reader_seek(&sc->reader, copy, s->end_pos, limit_pos(sc));
     while (s->end_pos < limit_pos(sc)) {
         struct ht_frame f;
         int io_error = 0;
@@ -225,7 +360,7 @@ static uint64_t skip_hole(struct ht_log_scanner *sc, const struct ht_log_copy *c
     if (hole < HOLE_BYTES_MIN)
         return pos;
     pos += hole / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
-    ht_log_reader_seek(&sc->reader, copy, pos, end);
+    reader_seek(&sc->reader, copy, pos, end);
     return pos;
 }
 
@@ -234,7 +369,7 @@ static int scan_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy
     uint64_t budget_bytes = 2 * sc->config->log_bytes, end = scan_limit(sc, s), ask_pos = s->end_pos;
     unsigned unreadable = 0;
 
-    ht_log_reader_seek(&sc->reader, copy, s->end_pos, end);
+    reader_seek(&sc->reader, copy, s->end_pos, end);
     for (uint64_t pos = s->end_pos; pos < end && unreadable < UNREADABLE_MAX; pos += HT_BLOCK_BYTES) {
         struct ht_frame f;
         int io_error;
@@ -244,7 +379,7 @@ static int scan_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy
             if (pos >= end)
                 break;
         }
-        const uint8_t *block = ht_log_reader_block(&sc->reader, pos, &io_error);
+        const uint8_t *block = reader_block(&sc->reader, pos, &io_error);
         unreadable += !block;
         if (!block || !header_at(sc, block, pos, &f) || f.seq <= s->last_seq || f.epoch < s->last_epoch)
             continue;

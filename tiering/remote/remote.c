@@ -433,10 +433,7 @@ static void wait_for_more(struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
 
 static void unref(struct ht_remote *r) HT_EXCLUDES(HT_LOCK_REMOTE)
 {
-    ht_mutex_lock(remote_lock(r));
-    bool is_last = --r->users == 0;
-    ht_mutex_unlock(remote_lock(r));
-    if (!is_last)
+    if (ht_locked(remote_lock(r), --r->users))
         return;
     close(r->wake);
     free(r->path);

@@ -220,7 +220,9 @@ unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_
 {
     const struct ht_space_map *m = &a->device[device].map;
 
-    return ht_free_index_is_whole(&m->index, group) ? 0 : ht_space_map_taken(m, group); /* it may have no memory */
+    return ht_free_index_has(&m->index, HT_FREE_WHOLE, group)
+        ? 0
+        : ht_space_map_taken(m, group); /* it may have no memory */
 }
 
 void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
@@ -230,7 +232,7 @@ void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
 
 bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    return ht_free_index_is_closed(&a->device[device].map.index, group);
+    return ht_free_index_has(&a->device[device].map.index, HT_FREE_CLOSED, group);
 }
 
 void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group)

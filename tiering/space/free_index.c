@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tiering/space/free_index.h"
+#include "tiering/space/space_map.h"
 
 enum { EXACT = 8, EXACT_LOG = 3, PARTS_LOG = 2, PARTS = 1 << PARTS_LOG }; /* classes of single lengths; of one power */
 
@@ -49,9 +49,9 @@ static uint64_t word_get(const struct ht_free_index *x, unsigned level, unsigned
     return *word_at(x, level, class, word) ^ flip_of(class);
 }
 
-static bool has(const struct ht_free_index *x, unsigned class, uint64_t group)
+bool ht_free_index_has(const struct ht_free_index *x, unsigned class, uint64_t group)
 {
-    return word_get(x, 0, class, group / 64) >> group % 64 & 1;
+    return x->count[class] && word_get(x, 0, class, group / 64) >> group % 64 & 1;
 }
 
 static void put(struct ht_free_index *x, unsigned class, uint64_t group, bool in)
@@ -104,21 +104,16 @@ uint64_t ht_free_index_word_bytes(void)
 
 /* -------------------------------------------------------------- groups */
 
-bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group)
-{
-    return has(x, HT_FREE_WHOLE, group);
-}
-
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group)
 {
-    return ht_free_index_is_whole(x, group) ? HT_GROUP_BLOCKS : x->longest[group];
+    return ht_free_index_has(x, HT_FREE_WHOLE, group) ? HT_GROUP_BLOCKS : x->longest[group];
 }
 
 static unsigned class_at(const struct ht_free_index *x, uint64_t group)
 {
     if (x->longest[group])
         return ht_free_class_of(x->longest[group]);
-    return ht_free_index_is_whole(x, group) ? HT_FREE_WHOLE : HT_FREE_NONE;
+    return ht_free_index_has(x, HT_FREE_WHOLE, group) ? HT_FREE_WHOLE : HT_FREE_NONE;
 }
 
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest)
@@ -138,18 +133,8 @@ void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsi
 void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in)
 {
     assert(bitmap >= HT_FREE_CLASSES && bitmap < HT_FREE_BITMAPS);
-    if (has(x, bitmap, group) != in)
+    if (ht_free_index_has(x, bitmap, group) != in)
         put(x, bitmap, group, in);
-}
-
-bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group)
-{
-    return x->count[HT_FREE_CLOSED] && has(x, HT_FREE_CLOSED, group);
-}
-
-bool ht_free_index_is_fixed(const struct ht_free_index *x, uint64_t group)
-{
-    return x->count[HT_FREE_FIXED] && has(x, HT_FREE_FIXED, group);
 }
 
 /* Upwards until a word has a bit at or after the place, then down to its first group. */

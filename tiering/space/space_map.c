@@ -79,7 +79,7 @@ static bool is_whole(const struct ht_space_map *m, uint64_t group)
 /* Do runs of this group and of its neighbours go on in each other? */
 static bool joins_others(const struct ht_space_map *m, uint64_t group)
 {
-    return !is_whole(m, group) && !ht_free_index_is_closed(&m->index, group);
+    return !is_whole(m, group) && !ht_free_index_has(&m->index, HT_FREE_CLOSED, group);
 }
 
 /* Blocks at the begin of a group that belong to a run of the group before. */
@@ -187,12 +187,12 @@ static bool is_sparse(const struct ht_space_map *m, uint64_t group)
     unsigned taken = ht_space_map_taken(m, group);
 
     return taken && taken <= HT_SPARSE_TAKEN_MAX && (group + 1) * HT_GROUP_BLOCKS <= m->blocks &&
-        !ht_free_index_is_fixed(&m->index, group);
+        !ht_free_index_has(&m->index, HT_FREE_FIXED, group);
 }
 
 static void index_group(struct ht_space_map *m, uint64_t group)
 {
-    bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
+    bool closed = ht_free_index_has(&m->index, HT_FREE_CLOSED, group), whole = !closed && is_whole(m, group);
 
     ht_free_index_note(&m->index, HT_FREE_SPARSE, group, is_sparse(m, group));
     ht_free_index_set(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
@@ -201,11 +201,11 @@ static void index_group(struct ht_space_map *m, uint64_t group)
 /* True: the group is whole now and was broken, or the other way round. */
 static bool index_changed_group(struct ht_space_map *m, uint64_t group)
 {
-    bool was_whole = ht_free_index_is_whole(&m->index, group);
+    bool was_whole = ht_free_index_has(&m->index, HT_FREE_WHOLE, group);
 
     note_touched(m, group);
     index_group(m, group);
-    return was_whole != ht_free_index_is_whole(&m->index, group);
+    return was_whole != ht_free_index_has(&m->index, HT_FREE_WHOLE, group);
 }
 
 /*
@@ -402,7 +402,7 @@ static bool break_group(struct ht_space_map *m, uint32_t blocks, struct ht_run *
 
     if (last == HT_NO_GROUP)
         return false;
-    if (group >= m->groups || !ht_free_index_is_whole(&m->index, group))
+    if (group >= m->groups || !ht_free_index_has(&m->index, HT_FREE_WHOLE, group))
         group = last - ht_free_index_whole_below(&m->index, last);
     uint32_t before = group > 0 && joins_others(m, group - 1) ? free_at_end(m, group - 1) : 0;
     struct ht_run run = {group * HT_GROUP_BLOCKS - before, before + HT_GROUP_BLOCKS};
@@ -519,7 +519,7 @@ void ht_space_map_close(struct ht_space_map *m, uint64_t group)
 
 void ht_space_map_open(struct ht_space_map *m, uint64_t group)
 {
-    if (ht_free_index_is_closed(&m->index, group))
+    if (ht_free_index_has(&m->index, HT_FREE_CLOSED, group))
         set_closed(m, group, false);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * super.c - superblocks: find the newest, write all copies.
+ * super.c - superblocks: find the newest, write all copies; which members of a store may act together; names of
+ * features that this program does not know.
  *
  * Invariants:
  *  1. At every moment each device holds one valid copy of the old or the new generation: the last copy
@@ -10,8 +11,9 @@
  *
  * Threads: no state of its own; a caller writes superblocks of one store from one thread at a time.
  */
-#include "tiering/space/super_priv.h"
+#include "tiering/space/super.h"
 
+#include "tiering/base/buf.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/mutant.h"
@@ -175,9 +177,8 @@ static bool write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
 
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
         struct ht_super have;
-        bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        bool sure = !(sb->unsure[index] >> c & 1) && read_copy(dev, at, &have, &io_error) == HT_SUPER_OK;
+        bool sure = !(sb->unsure[index] >> c & 1) && ht_super_read_copy(dev, at, &have) == HT_SUPER_OK;
         foreign[c] = sure && (sb->claimed >> index & 1) && ht_super_is_foreign(sb, &have);
         if (sure && same_store(sb, &have))
             generation[c] = have.generation;
@@ -279,9 +280,8 @@ int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned cop
 static bool copy_sound(const struct ht_super *sb, struct ht_dev *dev, unsigned c, struct ht_super_scrub *out)
 {
     struct ht_super have;
-    bool io_error;
 
-    out->problem[c] = read_copy(dev, out->offset[c], &have, &io_error);
+    out->problem[c] = ht_super_read_copy(dev, out->offset[c], &have);
     out->stale[c] = out->problem[c] == HT_SUPER_OK && !(same_store(sb, &have) && have.generation == sb->generation);
     return out->problem[c] == HT_SUPER_OK && !out->stale[c];
 }
@@ -302,4 +302,163 @@ unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned 
         out->repaired[c] = repair && write_copy_flushed(&copy, dev, index, c) == 0 && copy_sound(sb, dev, c, &again);
     }
     return bad;
+}
+
+/* -------------------------------------------------------------- members */
+
+bool ht_members_takes_part(const struct ht_super *sb, unsigned i)
+{
+    return sb->member_epoch[i] == sb->epoch;
+}
+
+static bool knows(const struct ht_super *a, const struct ht_super *b)
+{
+    return a->member_epoch[b->device_index] >= b->member_epoch[b->device_index];
+}
+
+static int find_apart(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        for (unsigned k = 0; k < i; k++)
+            if (sb[i] && sb[k] && !knows(sb[i], sb[k]) && !knows(sb[k], sb[i])) {
+                out->apart[0] = k;
+                out->apart[1] = i;
+                return -EXDEV;
+            }
+    return 0;
+}
+
+static unsigned find_newest(const struct ht_super *const sb[HT_DEVICES_MAX])
+{
+    unsigned newest = HT_DEVICES_MAX;
+
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb[i] && (newest == HT_DEVICES_MAX || sb[i]->generation > sb[newest]->generation))
+            newest = i;
+    return newest;
+}
+
+bool ht_members_is_stranger(const struct ht_super *newest, const struct ht_super *have)
+{
+    unsigned i = have->device_index;
+
+    return i >= newest->device_count ||
+        memcmp(have->device_uuid[i], newest->device_uuid[i], sizeof(have->device_uuid[i])) != 0;
+}
+
+static int find_stranger(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb[i] && ht_members_is_stranger(sb[out->newest], sb[i])) {
+            out->stranger = i;
+            return -ENXIO;
+        }
+    return 0;
+}
+
+/* Does a present copy of the log go on to the end, as far as the newest superblock knows? */
+static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    const struct ht_super *newest = sb[out->newest];
+    bool present = false;
+
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++) {
+        unsigned device = newest->log_device[c];
+        if (!sb[device])
+            continue;
+        if (ht_members_takes_part(newest, device))
+            return 0;
+        present = true;
+        out->left_behind = device;
+    }
+    return present ? -ESTALE : 0; /* without any copy the journal reports that */
+}
+
+int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    out->newest = find_newest(sb);
+    int rc = find_apart(sb, out);
+
+    if (!rc)
+        rc = find_stranger(sb, out);
+    return rc ? rc : check_log(sb, out);
+}
+
+void ht_members_take_part(struct ht_super *sb, uint32_t devices)
+{
+    for (unsigned i = 0; i < sb->device_count; i++)
+        if (devices >> i & 1)
+            sb->member_epoch[i] = sb->epoch;
+}
+
+/* ------------------------------------------------------ unknown features */
+
+/* By the text in the superblock, which may be anything: a line counts if it is one of the form that programs write. */
+static const char *const effect_words[HT_FEATURE_EFFECTS] = HT_FEATURE_WORDS;
+
+static bool is_word(const char *s)
+{
+    return *s && !s[strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")];
+}
+
+bool ht_super_feature_name(const char *feature_names, enum ht_feature_effect effect, unsigned bit,
+                           struct ht_super_feature *out)
+{
+    char line[128], word[16];
+    unsigned number;
+
+    for (const char *at = feature_names; *at; at += strcspn(at, "\n"), at += *at == '\n') {
+        snprintf(line, sizeof(line), "%.*s", (int)strcspn(at, "\n"), at);
+        if (sscanf(line, "%15s %9u %31s %15s", word, &number, out->name, out->since) == 4 && number == bit &&
+            strcmp(word, effect_words[effect]) == 0 && is_word(out->name) && is_word(out->since))
+            return true;
+    }
+    return false;
+}
+
+static bool peek_newest(struct ht_dev *dev, struct ht_super_words *out)
+{
+    uint8_t room[ROOM_BYTES], *block = aligned_block(room);
+    bool found = false;
+
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
+        struct ht_super_words w;
+        uint64_t at = ht_dev_size(dev) < HT_BLOCK_BYTES ? 0 : ht_super_offset(ht_dev_size(dev), i);
+        if (ht_dev_size(dev) < at + HT_BLOCK_BYTES || ht_dev_read(dev, at, block, HT_BLOCK_BYTES) ||
+            ht_super_peek(block, &w) != HT_SUPER_OK || (found && w.generation <= out->generation))
+            continue;
+        *out = w;
+        found = true;
+    }
+    return found;
+}
+
+static void put_unknown(struct ht_buf *b, const struct ht_super_words *w, enum ht_feature_effect effect,
+                        uint64_t unknown)
+{
+    for (; unknown; unknown &= unknown - 1) {
+        unsigned bit = (unsigned)__builtin_ctzll(unknown);
+        struct ht_super_feature f;
+        ht_buf_printf(b, "%s", b->len ? ", " : "");
+        if (ht_super_feature_name(w->feature_names, effect, bit, &f))
+            ht_buf_printf(b, "%s (hitrain %s)", f.name, f.since);
+        else
+            ht_buf_printf(b, "bit-%u", bit);
+    }
+}
+
+void ht_super_unknown_text(struct ht_dev *dev, char *buf, size_t cap)
+{
+    struct ht_buf b = HT_BUF_INIT;
+    struct ht_super_words w;
+
+    buf[0] = '\0';
+    if (!peek_newest(dev, &w))
+        return;
+    if (w.version != HT_FORMAT_VERSION)
+        ht_buf_printf(&b, "format %u", w.version);
+    put_unknown(&b, &w, HT_FEATURE_REFUSES, w.feat_refuse & ~HT_FEAT_REFUSE_KNOWN);
+    put_unknown(&b, &w, HT_FEATURE_READS, w.feat_ro & ~HT_FEAT_RO_KNOWN);
+    snprintf(buf, cap, "%.*s", (int)b.len, (const char *)b.data);
+    ht_buf_free(&b);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * super.h - superblocks: encode, decode, find the newest, write all copies.
+ * super.h - superblocks: encode, decode, find the newest, write all copies; and which members may act together.
  *
  * Each device carries three copies of the same content (format.h). Writing: copy 1 of every device, flush;
  * then copies 0 and 2, flush: at any moment at least one valid copy of the old or the new generation is on the media.
@@ -29,7 +29,7 @@ struct ht_super {
     uint64_t created_ns;
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
-    uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h */
+    uint64_t member_epoch[HT_DEVICES_MAX]; /* ht_members_validate */
     uint8_t device_class[HT_DEVICES_MAX];  /* enum ht_device_class; HT_DEVICE_FAST without the feature */
     /* In memory only: */
     uint8_t unsure[HT_DEVICES_MAX]; /* copies (bits) whose flush failed */
@@ -79,7 +79,7 @@ struct ht_super_words {
 enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_words *out);
 
 /*
- * super_names.c: name and first version of a feature, by the program that wrote the superblock. False: it says nothing,
+ * Name and first version of a feature, by the program that wrote the superblock. False: it says nothing,
  * or no name. Both are printable.
  */
 struct ht_super_feature {
@@ -133,6 +133,12 @@ bool ht_super_is_foreign(const struct ht_super *sb, const struct ht_super *have)
 /* One copy of one device anew, and flush. sb: as another copy of that device has it. */
 int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy) HT_MUST_CHECK;
 
+/* Inside space/: bounds of fields. */
+#define HT_SUPER_DEVICE_BYTES_MIN (8 * HT_MIB)
+#define HT_SUPER_COUNTER_MAX (1ull << 62) /* generations, epochs, positions: never reached by counting */
+bool ht_super_log_bytes_valid(uint64_t bytes);
+bool ht_super_label_valid(const char *label);
+
 struct ht_format_opts {
     const char *label;    /* or NULL */
     uint32_t chunk_bytes; /* 0: 1 MiB */
@@ -148,13 +154,52 @@ int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struc
                     struct ht_super *out_sb) HT_MUST_CHECK;
 
 /*
- * Adds a device to a store that nobody has mounted (super_add.c). devs: its members, by index, none missing; sb: the
+ * Adds a device to a store that nobody has mounted (super_format.c). devs: its members, by index, none missing; sb: the
  * newest superblock, with a claim on them (claim.h). Then sb has the device, and names no writer. What dev holds is
  * lost. -E2BIG: too many; -ENOSPC: too small; -EUCLEAN: it is a member, but a device lacks a copy of the superblock.
  * Another error: the store is as it was.
  */
 int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
                  enum ht_device_class device_class) HT_MUST_CHECK;
+
+/*
+ * Members: each one's part in the history of its store.
+ *
+ * Every mount has an epoch, and so has every time at which a member drops out while the others go on. A superblock
+ * names its epoch. For each device it names the last epoch in which the device took part, as far as was known at its
+ * writing. The superblock is written to all members that take part before anything of that epoch is. So of two members
+ * with one history one knows all that the other did:
+ *
+ *   A knows B:  A.member_epoch[B] >= B.member_epoch[B]
+ *
+ *   both mounted at 5, then A alone at 6:  A {epoch 6, A 6, B 5}   B {epoch 5, A 5, B 5}   A knows B: B catches up
+ *   and then B alone, too:                 A {epoch 6, A 6, B 5}   B {epoch 6, A 5, B 6}   neither: they have diverged
+ *
+ * A device that was being added (ht_super_add) names a store whose other members may not name it: they went on without
+ * it, and perhaps another one has its number. It is a stranger then.
+ *
+ * A member that dropped out while it could still be written, or whose log is not up to date yet, knows that itself: it
+ * must not stand for the store alone.
+ */
+struct ht_members {
+    unsigned newest;      /* index of the device whose superblock counts */
+    unsigned apart[2];    /* -EXDEV: these two */
+    unsigned left_behind; /* -ESTALE: this one */
+    unsigned stranger;    /* -ENXIO: this one */
+};
+
+/*
+ * sb[i]: superblock of the device with index i; NULL: not there. At least one is there. 0, -EXDEV: two members have
+ * changed apart from each other; -ESTALE: none of the present ones with a copy of the log has the newest one; -ENXIO:
+ * the newest superblock does not name this device.
+ */
+int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out) HT_MUST_CHECK;
+/* Is have, of a device with the store's uuid, not of the member that the store has under its number? */
+bool ht_members_is_stranger(const struct ht_super *newest, const struct ht_super *have);
+/* Did device i have the whole content when this superblock was written? */
+bool ht_members_takes_part(const struct ht_super *sb, unsigned i);
+/* Those that take part (bits) do so in sb->epoch from now on. */
+void ht_members_take_part(struct ht_super *sb, uint32_t devices);
 
 /* Ids of this host and this boot, 16 bytes each (zeros when unknown), as they were when first asked for. */
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);

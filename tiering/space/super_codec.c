@@ -7,7 +7,7 @@
  *
  * No state, no I/O: any thread.
  */
-#include "tiering/space/super_priv.h"
+#include "tiering/space/super.h"
 
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
@@ -38,6 +38,11 @@ const char *ht_super_problem_text(enum ht_super_problem p)
     return "unknown problem";
 }
 
+const char *ht_device_class_word(unsigned device_class)
+{
+    return device_class == HT_DEVICE_CAPACITY ? "capacity" : "fast";
+}
+
 uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy)
 {
     assert(copy < HT_SUPER_COPIES && device_bytes >= HT_BLOCK_BYTES);
@@ -48,26 +53,6 @@ uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy)
     return device_bytes / HT_BLOCK_BYTES * HT_BLOCK_BYTES - HT_BLOCK_BYTES;
 }
 
-static void put32(ht_le32 *to, uint32_t v)
-{
-    ht_le32_store(to->b, v);
-}
-
-static void put64(ht_le64 *to, uint64_t v)
-{
-    ht_le64_store(to->b, v);
-}
-
-static uint32_t get32(const ht_le32 *from)
-{
-    return ht_le32_load(from->b);
-}
-
-static uint64_t get64(const ht_le64 *from)
-{
-    return ht_le64_load(from->b);
-}
-
 static uint64_t block_checksum(const struct ht_disk_super *d)
 {
     size_t from = offsetof(struct ht_disk_super, version);
@@ -75,40 +60,35 @@ static uint64_t block_checksum(const struct ht_disk_super *d)
     return ht_hash64((const uint8_t *)d + from, sizeof(*d) - from, 0);
 }
 
-static void encode_identity(const struct ht_super *sb, struct ht_disk_super *d)
-{
-    put32(&d->version, HT_FORMAT_VERSION);
-    put32(&d->flags, sb->flags);
-    put64(&d->feat_refuse, sb->feat_refuse);
-    put64(&d->feat_ro, sb->feat_ro);
-    put64(&d->feat_ignore, sb->feat_ignore);
-    memcpy(d->uuid, sb->uuid, sizeof(d->uuid));
-    memcpy(d->label, sb->label, strnlen(sb->label, HT_LABEL_BYTES));
-    put64(&d->salt, sb->salt);
-    put64(&d->generation, sb->generation);
-    put64(&d->writer, sb->writer);
-    put64(&d->writer_place, sb->writer ? sb->writer_place : 0);
-    put32(&d->log[0].writer, sb->writer ? sb->writer_flags | HT_WRITER_KNOWN : 0);
-    memcpy(d->boot_id, sb->boot_id, sizeof(d->boot_id));
-    put64(&d->created_ns, sb->created_ns);
-}
+/* Fields that have one name and meaning in both forms, by their kind. */
+#define FIELDS_32(F) F(flags) F(device_index) F(device_count) F(chunk_bytes)
+#define FIELDS_64(F) F(feat_refuse) F(feat_ro) F(feat_ignore) F(salt) F(generation) F(created_ns) F(log_bytes)
+#define LOG_STATE_64(F) F(start_pos) F(start_seq) F(start_chain) F(epoch) F(durable_seq)
+#define FIELDS_BYTES(F) F(uuid) F(boot_id)
 
-static void encode_layout(const struct ht_super *sb, struct ht_disk_super *d)
+#define PUT32(field) ht_le32_store(d->field.b, sb->field);
+#define PUT64(field) ht_le64_store(d->field.b, sb->field);
+#define PUT_BYTES(field) memcpy(d->field, sb->field, sizeof(d->field));
+
+static void encode_fields(const struct ht_super *sb, struct ht_disk_super *d)
 {
-    put32(&d->device_index, sb->device_index);
-    put32(&d->device_count, sb->device_count);
-    put32(&d->block_bytes, HT_BLOCK_BYTES);
-    put32(&d->chunk_bytes, sb->chunk_bytes);
-    put64(&d->log_bytes, sb->log_bytes);
+    FIELDS_32(PUT32);
+    FIELDS_64(PUT64);
+    LOG_STATE_64(PUT64);
+    FIELDS_BYTES(PUT_BYTES);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
-        put32(&d->log[i].device, sb->log_device[i]);
-        put64(&d->log[i].offset, sb->log_offset[i]);
+        ht_le32_store(d->log[i].device.b, sb->log_device[i]);
+        ht_le64_store(d->log[i].offset.b, sb->log_offset[i]);
     }
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
-        put64(&d->device_bytes[i], sb->device_bytes[i]);
-        memcpy(d->device_uuid[i], sb->device_uuid[i], sizeof(d->device_uuid[i]));
-        put64(&d->member_epoch[i], sb->member_epoch[i]);
+        PUT64(device_bytes[i]);
+        PUT64(member_epoch[i]);
+        PUT_BYTES(device_uuid[i]);
     }
+    memcpy(d->label, sb->label, strnlen(sb->label, HT_LABEL_BYTES));
+    ht_le64_store(d->writer.b, sb->writer);
+    ht_le64_store(d->writer_place.b, sb->writer ? sb->writer_place : 0);
+    ht_le32_store(d->log[0].writer.b, sb->writer ? sb->writer_flags | HT_WRITER_KNOWN : 0);
     if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
         memcpy(d->device_class, sb->device_class, sizeof(d->device_class));
 }
@@ -124,62 +104,40 @@ void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096])
 
     memset(&d, 0, sizeof(d));
     memcpy(d.magic, HT_SUPER_MAGIC, sizeof(d.magic));
-    encode_identity(sb, &d);
-    encode_layout(sb, &d);
-    put64(&d.start_pos, sb->start_pos);
-    put64(&d.start_seq, sb->start_seq);
-    put64(&d.start_chain, sb->start_chain);
-    put64(&d.epoch, sb->epoch);
-    put64(&d.durable_seq, sb->durable_seq);
+    ht_le32_store(d.version.b, HT_FORMAT_VERSION);
+    ht_le32_store(d.block_bytes.b, HT_BLOCK_BYTES);
+    encode_fields(sb, &d);
     memcpy(d.feature_names, feature_names, sizeof(feature_names));
-    put64(&d.checksum, block_checksum(&d));
+    ht_le64_store(d.checksum.b, block_checksum(&d));
     memcpy(out_block, &d, sizeof(d));
 }
 
-static void decode_identity(const struct ht_disk_super *d, struct ht_super *sb)
-{
-    sb->flags = get32(&d->flags);
-    sb->feat_refuse = get64(&d->feat_refuse);
-    sb->feat_ro = get64(&d->feat_ro);
-    sb->feat_ignore = get64(&d->feat_ignore);
-    memcpy(sb->uuid, d->uuid, sizeof(sb->uuid));
-    memcpy(sb->label, d->label, HT_LABEL_BYTES);
-    sb->label[HT_LABEL_BYTES] = '\0';
-    sb->salt = get64(&d->salt);
-    sb->generation = get64(&d->generation);
-    sb->writer = get32(&d->log[0].writer) & HT_WRITER_KNOWN ? get64(&d->writer) : 0;
-    sb->writer_place = sb->writer ? get64(&d->writer_place) : 0;
-    sb->writer_flags = sb->writer ? get32(&d->log[0].writer) : 0;
-    memcpy(sb->boot_id, d->boot_id, sizeof(sb->boot_id));
-    sb->created_ns = get64(&d->created_ns);
-}
+#define GET32(field) sb->field = ht_le32_load(d->field.b);
+#define GET64(field) sb->field = ht_le64_load(d->field.b);
+#define GET_BYTES(field) memcpy(sb->field, d->field, sizeof(sb->field));
 
-static void decode_layout(const struct ht_disk_super *d, struct ht_super *sb)
+static void decode_fields(const struct ht_disk_super *d, struct ht_super *sb)
 {
-    sb->device_index = get32(&d->device_index);
-    sb->device_count = get32(&d->device_count);
-    sb->chunk_bytes = get32(&d->chunk_bytes);
-    sb->log_bytes = get64(&d->log_bytes);
+    FIELDS_32(GET32);
+    FIELDS_64(GET64);
+    LOG_STATE_64(GET64);
+    FIELDS_BYTES(GET_BYTES);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
-        sb->log_device[i] = get32(&d->log[i].device);
-        sb->log_offset[i] = get64(&d->log[i].offset);
+        sb->log_device[i] = ht_le32_load(d->log[i].device.b);
+        sb->log_offset[i] = ht_le64_load(d->log[i].offset.b);
     }
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
-        sb->device_bytes[i] = get64(&d->device_bytes[i]);
-        memcpy(sb->device_uuid[i], d->device_uuid[i], sizeof(sb->device_uuid[i]));
-        sb->member_epoch[i] = get64(&d->member_epoch[i]);
+        GET64(device_bytes[i]);
+        GET64(member_epoch[i]);
+        GET_BYTES(device_uuid[i]);
     }
+    memcpy(sb->label, d->label, HT_LABEL_BYTES);
+    sb->label[HT_LABEL_BYTES] = '\0';
+    sb->writer = ht_le32_load(d->log[0].writer.b) & HT_WRITER_KNOWN ? ht_le64_load(d->writer.b) : 0;
+    sb->writer_place = sb->writer ? ht_le64_load(d->writer_place.b) : 0;
+    sb->writer_flags = sb->writer ? ht_le32_load(d->log[0].writer.b) : 0;
     if (sb->feat_ignore & HT_FEAT_IGNORE_CLASSES)
         memcpy(sb->device_class, d->device_class, sizeof(sb->device_class));
-}
-
-static void decode_log_state(const struct ht_disk_super *d, struct ht_super *sb)
-{
-    sb->start_pos = get64(&d->start_pos);
-    sb->start_seq = get64(&d->start_seq);
-    sb->start_chain = get64(&d->start_chain);
-    sb->epoch = get64(&d->epoch);
-    sb->durable_seq = get64(&d->durable_seq);
 }
 
 /* --------------------------------------------------------- field checks */
@@ -290,14 +248,14 @@ enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_w
     memcpy(&d, block, sizeof(d));
     if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
         return HT_SUPER_NO_MAGIC;
-    if (get64(&d.checksum) != block_checksum(&d))
+    if (ht_le64_load(d.checksum.b) != block_checksum(&d))
         return HT_SUPER_BAD_CHECKSUM;
     *out = (struct ht_super_words){
-        .version = get32(&d.version),
-        .feat_refuse = get64(&d.feat_refuse),
-        .feat_ro = get64(&d.feat_ro),
-        .feat_ignore = get64(&d.feat_ignore),
-        .generation = get64(&d.generation),
+        .version = ht_le32_load(d.version.b),
+        .feat_refuse = ht_le64_load(d.feat_refuse.b),
+        .feat_ro = ht_le64_load(d.feat_ro.b),
+        .feat_ignore = ht_le64_load(d.feat_ignore.b),
+        .generation = ht_le64_load(d.generation.b),
     };
     memcpy(out->uuid, d.uuid, sizeof(out->uuid));
     memcpy(out->label, d.label, HT_LABEL_BYTES);
@@ -313,16 +271,14 @@ enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super
     memcpy(&d, block, sizeof(d));
     if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
         return HT_SUPER_NO_MAGIC;
-    if (get64(&d.checksum) != block_checksum(&d) && !HT_MUTANT("super-checksum"))
+    if (ht_le64_load(d.checksum.b) != block_checksum(&d) && !HT_MUTANT("super-checksum"))
         return HT_SUPER_BAD_CHECKSUM;
-    if (get32(&d.version) != HT_FORMAT_VERSION || (get64(&d.feat_refuse) & ~HT_FEAT_REFUSE_KNOWN))
+    if (ht_le32_load(d.version.b) != HT_FORMAT_VERSION || (ht_le64_load(d.feat_refuse.b) & ~HT_FEAT_REFUSE_KNOWN))
         return HT_SUPER_BAD_VERSION;
-    if (get32(&d.block_bytes) != HT_BLOCK_BYTES)
+    if (ht_le32_load(d.block_bytes.b) != HT_BLOCK_BYTES)
         return HT_SUPER_BAD_FIELD;
     memset(&sb, 0, sizeof(sb));
-    decode_identity(&d, &sb);
-    decode_layout(&d, &sb);
-    decode_log_state(&d, &sb);
+    decode_fields(&d, &sb);
     if (!fields_valid(&sb))
         return HT_SUPER_BAD_FIELD;
     *out_sb = sb;

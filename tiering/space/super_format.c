@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * super_format.c - lay out a new store, and the ids of this host.
+ * super_format.c - lay out a new store, add a device to one, and the ids of this host.
  *
  * A new store begins above the generation of any store that was on its devices, and exists only when every copy of its
  * superblock was written: no left-over copy of an older store can win over it. Until then the older store is whole,
  * because format overwrites nothing else.
  */
-#include "tiering/space/super_priv.h"
+#include "tiering/space/super.h"
+
+#include "tiering/base/mutant.h"
 
 #include <pthread.h>
 
@@ -80,7 +82,7 @@ static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const
 }
 
 /* A random (version 4) UUID. */
-int ht_super_make_uuid(uint8_t out[16])
+static int make_uuid(uint8_t out[16])
 {
     int rc = ht_random(out, 16);
 
@@ -91,11 +93,11 @@ int ht_super_make_uuid(uint8_t out[16])
 
 static int format_identity(struct ht_super *sb, const char *label)
 {
-    int rc = ht_super_make_uuid(sb->uuid);
+    int rc = make_uuid(sb->uuid);
     uint8_t host[16];
 
     for (unsigned i = 0; !rc && i < sb->device_count; i++)
-        rc = ht_super_make_uuid(sb->device_uuid[i]);
+        rc = make_uuid(sb->device_uuid[i]);
     if (!rc)
         rc = ht_random(&sb->salt, sizeof(sb->salt));
     if (rc)
@@ -151,38 +153,64 @@ int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struc
     return 0;
 }
 
-/* ------------------------------------------------------------- host ids */
+/* -------------------------------------------------------- one more device */
 
-static int hex_value(int c)
+/*
+ *   new device: anything --> one of n + 1 devices --.
+ *   members:    n devices ----------------------------'--> n + 1 devices
+ *
+ * Each arrow ends with a flush, and the first one with three whole copies: what was on the device counts no more. A cut
+ * between the two leaves a device that names a store which does not name it. It is a member if it is named at the next
+ * mount, which tells the others. If they are mounted without it, it is none any more (ht_members_validate): its
+ * generation is only one more than theirs was, so its superblock does not count then.
+ */
+int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev *dev,
+                 enum ht_device_class device_class)
 {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    struct ht_dev *all[HT_DEVICES_MAX] = {NULL};
+    unsigned index = sb->device_count, partial;
+    struct ht_super with = *sb;
+
+    if (index == HT_DEVICES_MAX)
+        return -E2BIG;
+    if (ht_dev_size(dev) < HT_SUPER_DEVICE_BYTES_MIN)
+        return -ENOSPC;
+    with.device_count = index + 1;
+    with.device_bytes[index] = ht_dev_size(dev);
+    with.device_class[index] = (uint8_t)device_class;
+    with.member_epoch[index] = 0; /* the members know the whole history without it */
+    with.feat_ignore |= device_class == HT_DEVICE_CAPACITY ? HT_FEAT_IGNORE_CLASSES : 0;
+    with.writer = 0;
+    int rc = make_uuid(with.device_uuid[index]);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < index; i++)
+        all[i] = HT_MUTANT("add-members-first") ? devs[i] : NULL;
+    all[index] = HT_MUTANT("add-members-first") ? NULL : dev;
+    if (ht_super_write(&with, all, index + 1, &partial) || partial)
+        return with.taken ? -EBUSY : -EIO;
+    memcpy(all, devs, index * sizeof(all[0]));
+    all[index] = dev;
+    uint32_t failed = ht_super_write(&with, all, index + 1, &partial);
+    *sb = with;
+    return with.taken ? -EBUSY : failed || partial ? -EUCLEAN : 0;
 }
 
-/* 32 hexadecimal digits, dashes between them ignored; zeros when the file has something else. */
+/* ------------------------------------------------------------- host ids */
+
+/* 16 bytes in hexadecimal digits, dashes between them ignored; zeros when the file has something else. */
 static void read_id(const char *path, uint8_t out[16])
 {
     FILE *f = fopen(path, "re");
-    unsigned digits = 0;
-    int c;
+    unsigned n = 0, byte;
 
     memset(out, 0, 16);
     if (!f)
         return;
-    while (digits < 32 && (c = fgetc(f)) != EOF) {
-        int v = hex_value(c);
-        if (v < 0 && c != '-')
-            break;
-        if (v < 0)
-            continue;
-        out[digits / 2] = (uint8_t)(out[digits / 2] << 4 | v);
-        digits++;
-    }
+    while (n < 16 && fscanf(f, "%*[-]") != EOF && fscanf(f, "%2x", &byte) == 1)
+        out[n++] = (uint8_t)byte;
     (void)fclose(f);
-    if (digits < 32)
+    if (n < 16)
         memset(out, 0, 16);
 }
 

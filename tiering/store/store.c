@@ -5,7 +5,7 @@
 #include "tiering/base/log.h"
 #include "tiering/base/verify.h"
 #include "tiering/io/rings.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 #include "tiering/cache/staging.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"

@@ -61,9 +61,7 @@ int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, str
 
     if (rc)
         return rc;
-    ht_store_lock(s);
-    int checked = ht_round_check(s, r);
-    ht_store_unlock(s);
+    int checked = ht_store_locked(s, ht_round_check(s, r));
     s->txn->tx.whole = !checked;
     if (!checked)
         return 0;

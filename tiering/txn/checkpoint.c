@@ -162,7 +162,7 @@ static void report_failure(int error)
 int ht_store_checkpoint(struct ht_store *s)
 {
     struct emission e = {.s = s};
-    int rc = ht_journal_checkpoint_begin(s->journal);
+    int rc = ht_journal_checkpoint_begin(s->journal), unnamed = 0;
 
     if (rc)
         return rc;
@@ -171,22 +171,19 @@ int ht_store_checkpoint(struct ht_store *s)
         rc = emit_ids(s);
     while (!rc && e.next < e.count)
         rc = emit_objects_slice(&e);
-    for (unsigned i = 0; !rc && i < s->txn->clients; i++)
-        if (s->txn->client[i].emit)
-            rc = emit_client(s, &s->txn->client[i]);
+    ht_client_for_each(c, s, emit)
+        rc = rc ? rc : emit_client(s, c);
     free(e.oids);
     struct ht_journal_start start;
     if (!rc)
         rc = ht_journal_checkpoint_end(s->journal, &start);
     if (!rc) {
-        rc = set_start(s, &start);
-        if (rc)
-            ht_journal_checkpoint_unnamed(s->journal, rc);
-        else
+        rc = unnamed = set_start(s, &start);
+        if (!rc)
             ht_journal_checkpoint_release(s->journal, &start);
     }
     if (rc) {
-        ht_journal_checkpoint_give_up(s->journal);
+        ht_journal_checkpoint_give_up(s->journal, unnamed);
         report_failure(rc);
     }
     return rc;

@@ -25,10 +25,15 @@
  * participant, which takes its own lock. So between the participants nothing else is published or aborted.
  */
 
+#include "tiering/base/activity.h"
 #include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
+#include "tiering/base/verify.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/space.h"
+#include "tiering/object/verify.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
@@ -153,7 +158,6 @@ static void put_copy(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX
  */
 static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, uint64_t *out_lsn)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t scope = rounds->scope;
     size_t expected[HT_CLIENTS_MAX];
     struct ht_tx *tx;
@@ -166,9 +170,8 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
         int closed = ht_tx_commit(tx, NULL); /* of nothing */
         return closed ? closed : rc;
     }
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].publish)
-            t->client[i].publish(t->client[i].ctx, scope, expected[i], tx);
+    ht_client_for_each(c, s, publish)
+        c->publish(c->ctx, scope, expected[c - s->txn->client], tx);
     if (HT_MUTANT("torn-commit")) {
         rc = tear(s, scope, &tx);
         if (rc)
@@ -304,19 +307,16 @@ int ht_store_commit(struct ht_store *s)
 
 uint64_t ht_store_could_give(struct ht_store *s)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t bytes = 0;
 
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].could_give)
-            bytes += t->client[i].could_give(t->client[i].ctx);
+    ht_client_for_each(c, s, could_give)
+        bytes += c->could_give(c->ctx);
     return bytes;
 }
 
 /* Nothing that a participant can give up is in the log. */
 int ht_store_make_space(struct ht_store *s, bool again)
 {
-    const struct ht_txn *t = s->txn;
     uint64_t lack = ht_lack_take(), given = 0;
 
     if (!again)
@@ -327,21 +327,19 @@ int ht_store_make_space(struct ht_store *s, bool again)
         return -ENOSPC;
     if (ht_journal_lacks_room(s->journal, LOG_ROOM_BYTES))
         return -ENOSPC;
-    for (unsigned i = 0; i < t->clients && given < lack; i++)
-        if (t->client[i].give_up)
-            given += t->client[i].give_up(t->client[i].ctx, lack - given);
+    ht_client_for_each(c, s, give_up)
+        given += given < lack ? c->give_up(c->ctx, lack - given) : 0;
     ht_obj_wait_ended(s);
     return given ? 0 : -ENOSPC;
 }
 
+/* -------------------------------------------------------------------- end */
+
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
-    const struct ht_txn *t = s->txn;
-
     assert(scope);
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].ended)
-            t->client[i].ended(t->client[i].ctx, scope, how, tx);
+    ht_client_for_each(c, s, ended)
+        c->ended(c->ctx, scope, how, tx);
     tx->found_bytes = ht_scope_found_bytes(s, scope);
     ht_scope_publish(s, scope, false, tx);
     ht_store_lock(s);
@@ -349,15 +347,118 @@ void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, str
     ht_store_unlock(s);
 }
 
+int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, bytes, &tx);
+
+    if (rc)
+        return rc;
+    ht_scope_end(s, kept, HT_SCOPE_DELETED, tx);
+    return ht_tx_commit(tx, out_lsn);
+}
+
+/* ------------------------------------------------------------------ abort */
+
+/* Restores the published state of one chunk. Releases the lock while it waits for the chunk. */
+static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+
+    ht_chunk_lock_exclusive(o, c, index);
+    ht_chunk_prealloc_drop(o, c, 0);
+    struct ht_chunk_before was = ht_chunk_before(c);
+    bool newer = was.unpublished || (c->flags & HT_CH_BAD) || ht_obj_is_volatile(o) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
+    if (newer) {
+        ht_image_revert(o, c, index);
+        ht_chunk_drop_cur(o, c);
+        c->flags &= (uint8_t)~HT_CH_BAD;
+        c->generation++;
+        o->version++;
+        ht_chunk_note_unpublished(o, c, index, was);
+    }
+    ht_chunk_unlock_exclusive(o, c, index);
+}
+
+static void abort_object(struct ht_obj *o, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->vanished = !o->published; /* first: a concurrent reader sees that the object is gone, and not its remains */
+    ht_chunk_for_each(c, o, index) {
+        if (ht_chunk_in_use(c))
+            abort_chunk(o, c, index);
+        ht_slice_next(o->s, slice);
+    }
+    o->error = 0;
+    o->lost = false;
+    o->meta_dirty = false;
+    if (o->extra->edited && !o->extra->may_be_dirty)
+        ht_obj_extra(o)->edited = false;
+    if (o->published) {
+        ht_shm_regrow(o, o->pub_size);
+        o->size = o->pub_size;
+        o->deleted = false;
+        ht_obj_untouch_if_idle(o); /* not when another thread wrote to it again */
+        HT_VERIFY(ht_obj_verify(o));
+        return;
+    }
+    o->dead = true;
+    o->deleted = true;
+    if (!ht_list_empty(&o->touched)) {
+        ht_obj_untouch(o);
+        ht_obj_put_locked(o);
+    }
+}
+
+/* Releases the lock in between. */
+static void shut_out_changes(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_scope_hold(sc);
+    sc->aborts++;
+    sc->aborting = true;
+    ht_activity_wait("changes below model root", sc->id);
+    while (sc->changing)
+        ht_store_wait(s, &s->waits.settled, 0);
+    ht_activity_go_on();
+}
+
+/*
+ * Restores the published content and sizes of the scope's objects; rest: without derived ones. Waits for chunks. Needs
+ * no memory: the caller has restored the names already, and must get through.
+ */
+static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
+{
+    struct ht_slice slice = HT_SLICE_RESTING;
+    struct ht_touched_walk w;
+    struct ht_obj *o;
+
+    ht_store_lock(s);
+    ht_shm_touch(s, scope);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        shut_out_changes(s, sc);
+    ht_touched_walk_begin(&w, s, scope);
+    while ((o = ht_touched_walk_next(&w))) {
+        if (!rest || !o->extra->derived)
+            abort_object(o, &slice);
+        ht_obj_put_locked(o);
+        ht_slice_next(s, &slice);
+    }
+    ht_touched_walk_end(&w);
+    if (sc) {
+        sc->aborting = false;
+        pthread_cond_broadcast(&s->waits.settled);
+        ht_scope_let_go(s, sc);
+    }
+    ht_store_unlock(s);
+}
+
 static void abort_in_tx(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_TX)
 {
-    const struct ht_txn *t = s->txn;
-
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].abort)
-            t->client[i].abort(t->client[i].ctx, scope);
+    ht_client_for_each(c, s, abort)
+        c->abort(c->ctx, scope);
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
-    ht_scope_abort_objects(s, scope, rest);
+    abort_objects(s, scope, rest);
 }
 
 int ht_scope_abort(struct ht_store *s, uint64_t scope)
@@ -387,15 +488,4 @@ int ht_scope_abort_rest(struct ht_store *s, uint64_t scope)
         abort_in_tx(s, scope, true);
     rc = ht_tx_commit(tx, NULL);
     return rc ? rc : edited ? -EBUSY : 0;
-}
-
-int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)
-{
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(s, bytes, &tx);
-
-    if (rc)
-        return rc;
-    ht_scope_end(s, kept, HT_SCOPE_DELETED, tx);
-    return ht_tx_commit(tx, out_lsn);
 }

@@ -62,42 +62,34 @@ void ht_copy_reserve(struct ht_copy *k, uint64_t from, uint64_t bytes, uint32_t 
     id->used_bytes = used_bytes;
 }
 
-/* At most half of the hash is in use. */
-static int grow_table(struct ht_copy *k, size_t size)
+/* For so many numbers in all. At most half of the hash is in use. */
+static int make_room(struct ht_copy *k, size_t count)
 {
-    size_t *table = calloc(size, sizeof(*table));
+    size_t size = k->table_size ? k->table_size : TABLE_START;
 
-    if (!table)
-        return -ENOMEM;
-    free(k->table);
-    k->table = table;
-    k->table_size = size;
-    for (size_t i = 0; i < k->count; i++)
-        *find(k, k->ids[i].from) = i + 1;
-    return 0;
-}
-
-static int grow_ids(struct ht_copy *k, size_t count)
-{
+    while (size <= 2 * count)
+        size *= 2;
+    if (size > k->table_size) {
+        size_t *table = calloc(size, sizeof(*table));
+        if (!table)
+            return -ENOMEM;
+        free(k->table);
+        k->table = table;
+        k->table_size = size;
+        for (size_t i = 0; i < k->count; i++)
+            *find(k, k->ids[i].from) = i + 1;
+    }
     return ht_array_grow((void **)&k->ids, &k->cap, count, sizeof(*k->ids));
 }
 
 int ht_copy_expect(struct ht_copy *k, size_t count)
 {
-    size_t size = TABLE_START;
-
-    while (size <= 2 * (k->count + count))
-        size *= 2;
-    if (size > k->table_size && grow_table(k, size))
-        return -ENOMEM;
-    return grow_ids(k, k->count + count);
+    return make_room(k, k->count + count);
 }
 
 uint64_t ht_copy_add(struct ht_copy *k, uint64_t from)
 {
-    if (2 * k->count >= k->table_size && grow_table(k, k->table_size ? 2 * k->table_size : TABLE_START))
-        return 0;
-    if (grow_ids(k, k->count + 1))
+    if (make_room(k, k->count + 1))
         return 0;
     const struct ht_copy_id id = {.from = from, .to = ht_store_new_id(k->s)};
     if (!id.to)
@@ -524,9 +516,7 @@ int ht_keep_make(struct ht_keep *w)
         return rc;
     }
     w->made = true;
-    ht_store_lock(s);
-    rc = make_objects(w);
-    ht_store_unlock(s);
+    rc = ht_store_locked(s, make_objects(w));
     if (!rc)
         rc = reserve_objects(w);
     if (rc)
@@ -538,18 +528,14 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
 {
     struct ht_copy *k = w->k;
     struct ht_store *s = k->s;
-    const struct ht_txn *t = s->txn;
 
-    ht_store_lock(s);
-    int rc = share_objects(w);
-    ht_store_unlock(s);
+    int rc = ht_store_locked(s, share_objects(w));
     if (rc) {
         ht_keep_drop(w);
         return rc;
     }
-    for (unsigned i = 0; i < t->clients; i++)
-        if (t->client[i].copied)
-            t->client[i].copied(t->client[i].ctx, k, tx);
+    ht_client_for_each(c, s, copied)
+        c->copied(c->ctx, k, tx);
     ht_store_lock(s);
     put_objects(w, tx);
     ht_store_unlock(s);

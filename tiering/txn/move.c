@@ -82,12 +82,8 @@ static int begin_write(struct ht_chunk_io *io, struct ht_ring *ring, unsigned ex
 
 static int end_write(struct ht_move *m, struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    struct ht_store *s = io->obj->s;
-
     ht_chunk_write_wait(io, ring);
-    ht_store_lock(s);
-    int rc = ht_chunk_write_finish(io, ring);
-    ht_store_unlock(s);
+    int rc = ht_store_locked(io->obj->s, ht_chunk_write_finish(io, ring));
     if (!rc)
         m->now = io->ref;
     m->flush_error_passes = io->xfer.flush_error_passes;
@@ -99,9 +95,7 @@ static int admit(const struct ht_obj *o, uint32_t blocks, struct ht_permit *out_
 {
     struct ht_store *s = o->s;
 
-    ht_store_lock(s);
-    int device = ht_alloc_assign(s->alloc, blocks, ht_obj_hint(o, -1));
-    ht_store_unlock(s);
+    int device = ht_store_locked(s, ht_alloc_assign(s->alloc, blocks, ht_obj_hint(o, -1)));
     if (device < 0)
         return -ENOSPC;
     const struct ht_permit_request request = {
@@ -171,8 +165,8 @@ static struct ht_chunk *chunk_of(const struct ht_move_owner *w) HT_REQUIRES(HT_L
 static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_obj *o = w->obj;
-    struct ht_chunk *c = chunk_of(w);
-    bool owns = !o->dead && o->published && c && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
+    struct ht_chunk *c = o ? chunk_of(w) : NULL;
+    bool owns = c && !o->dead && o->published && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
         ht_ref_same_place(&c->pub, &m->was);
 
     return owns ? c : NULL;

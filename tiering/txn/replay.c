@@ -35,8 +35,8 @@ static int ask(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 
     s->txn->lists_bytes += bytes;
     all += s->txn->lists_bytes;
-    for (unsigned i = 0; i < s->txn->clients; i++)
-        all += s->txn->client[i].meta_bytes ? s->txn->client[i].meta_bytes(s->txn->client[i].ctx) : 0;
+    ht_client_for_each(c, s, meta_bytes)
+        all += c->meta_bytes(c->ctx);
     if (all <= s->objects.meta_bytes_max || HT_MUTANT("replay-unbounded"))
         return 0;
     ht_error("log: its records describe more than the %s of memory that a log of %s may take, so hitrain did not write "
@@ -251,9 +251,9 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
 static int replay_any(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    for (unsigned i = 0; i < s->txn->clients; i++)
-        if (type >= s->txn->client[i].type_first && type <= s->txn->client[i].type_last)
-            return s->txn->client[i].replay(s->txn->client[i].ctx, type, payload, len);
+    ht_client_for_each(c, s, replay)
+        if (type >= c->type_first && type <= c->type_last)
+            return c->replay(c->ctx, type, payload, len);
     struct ht_reader r = ht_reader_of(payload, len);
     return replay_own(s, type, &r);
 }
@@ -615,9 +615,8 @@ int ht_store_replayed(struct ht_store *s)
                  x->device, (unsigned long long)x->block);
         rc = -EUCLEAN;
     }
-    for (unsigned i = 0; !rc && i < s->txn->clients; i++)
-        if (s->txn->client[i].replayed)
-            rc = s->txn->client[i].replayed(s->txn->client[i].ctx);
+    ht_client_for_each(c, s, replayed)
+        rc = rc ? rc : c->replayed(c->ctx);
     return rc;
 }
 

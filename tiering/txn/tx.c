@@ -1,10 +1,59 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tx.c - an open transaction, and its end. There is one at a time, so that memory and log change in the same order. */
+/*
+ * tx.c - the state of txn/: an open transaction, its end, and what the log announces before: numbers, and features.
+ * There is one transaction at a time, so that memory and log change in the same order. begin.c begins it.
+ */
 
 #include "tiering/base/event.h"
+#include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
+#include "tiering/data/data.h"
+#include "tiering/data/members.h"
+#include "tiering/data/write_frame.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
+
+enum { FIRST_ID = 2 };
+
+int ht_txn_setup(struct ht_store *s)
+{
+    struct ht_txn *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return -ENOMEM;
+    t->tx.s = s;
+    ht_list_init(&t->tx.deleted);
+    t->next_id = FIRST_ID;
+    s->txn = t;
+    return 0;
+}
+
+void ht_txn_teardown(struct ht_store *s)
+{
+    struct ht_txn *t = s->txn;
+
+    if (!t)
+        return;
+    ht_buf_free(&t->tx.records);
+    free(t->conflicts);
+    free(t);
+}
+
+int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client)
+{
+    if (s->txn->clients == HT_CLIENTS_MAX)
+        return -EBUSY;
+    s->txn->client[s->txn->clients++] = *client;
+    return 0;
+}
+
+void ht_txn_stats(const struct ht_store *s, struct ht_store_stats *out)
+{
+    out->next_id = s->txn->next_id;
+    out->working_bytes += s->txn->records_bytes;
+}
+
+/* ----------------------------------------------------------- transactions */
 
 void ht_tx_log_failed(struct ht_store *s, int error)
 {
@@ -197,4 +246,31 @@ void ht_store_saw_id(struct ht_store *s, uint64_t id)
 {
     if (id >= s->txn->next_id)
         s->txn->next_id = ht_min_u64(id + 1, HT_ID_MAX);
+}
+
+/* --------------------------------------------------------------- features */
+
+/*
+ * Bits of feat_refuse keep away programs that do not know what the log is about to name. So they are durable before the
+ * first such record.
+ */
+int ht_store_need_features(struct ht_store *s, uint64_t bits)
+{
+    bool frames = bits & HT_FEAT_REFUSE_PLANES;
+    int rc = frames ? ht_data_need_decoder(s) : 0;
+
+    if (rc)
+        return rc;
+    ht_mutex_lock(ht_super_mutex(s));
+    uint64_t missing = bits & ~s->sb.feat_refuse;
+    if (missing) {
+        s->sb.feat_refuse |= missing;
+        rc = HT_MUTANT("feature-late") ? 0 : ht_store_write_super(s);
+        if (rc) /* the next call writes them again */
+            s->sb.feat_refuse &= ~missing;
+    }
+    ht_mutex_unlock(ht_super_mutex(s));
+    if (!rc && frames)
+        ht_write_frames_durable(s);
+    return rc;
 }

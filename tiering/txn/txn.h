@@ -8,6 +8,7 @@
 #include "tiering/api/store.h"
 #include "tiering/object/ref.h"
 
+struct ht_chunk;
 struct ht_obj;
 
 /* Makes, and ends, the state of txn/, before and after everything else. -ENOMEM */
@@ -44,8 +45,9 @@ void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE)
 
 /* move.c: stored bytes with all of their owners; or other bytes instead, with the same content. */
 struct ht_move_owner {
-    struct ht_obj *obj; /* the caller keeps its reference */
+    struct ht_obj *obj; /* the caller keeps its reference; NULL: it is gone, so it cannot move */
     uint64_t index;
+    uint64_t oid; /* for a caller that keeps no reference meanwhile */
 };
 struct ht_move {
     struct ht_ref was, now;      /* a copy of the owners' reference; the new place, once it was written */
@@ -102,12 +104,13 @@ int ht_move_publish_bad(struct ht_store *s, struct ht_move *m, uint64_t *out_lsn
 
 /* --------------------------------------------------------------- sharing */
 
-/* share.c: a chunk as it was when it was read, and the one that gives up its own bytes for those of the first. */
+/* share.c: a chunk as it was when it was read, in numbers: no object keeps its space for it. */
 struct ht_sharer_side {
-    struct ht_obj *obj; /* the caller keeps its reference; NULL of the first: there is none, the bytes are zeros */
-    uint64_t index, version;
-    struct ht_ref was; /* a copy of its published reference */
+    uint64_t oid, version; /* of the object, before; oid 0: there is none, the bytes are zeros */
+    uint64_t index, place;
+    uint32_t extra_bytes; /* of its reference's record (ht_ref_extra_bytes) */
 };
+/* The one that gives up its own bytes for those of the first. */
 struct ht_sharer {
     struct ht_sharer_side first, other;
     uint32_t freed_blocks; /* out */
@@ -115,6 +118,14 @@ struct ht_sharer {
 };
 /* Has the object nothing in memory that is not published, and no space that it may not lose? */
 bool ht_obj_may_share(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Is the chunk's content published, on present devices, and nothing newer in memory? Raw bytes and compressed frames
+ * may be.
+ */
+bool ht_chunk_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+/* The chunk, if both may share and nothing has changed since it was read. Or NULL. */
+struct ht_chunk *ht_sharer_find(struct ht_store *s, const struct ht_sharer_side *x, struct ht_obj **out_o)
+    HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Publishes that the other chunks have the bytes of the first ones, which are the same as their own, or are holes.
  * Durable with a later sync. Each rc says what became of one: -ESTALE: object or chunk has changed; -EAGAIN: a thread

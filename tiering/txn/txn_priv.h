@@ -42,6 +42,11 @@ struct ht_txn {
     uint64_t malformed;                /* so were these */
 };
 
+/* Each client c of the store s that has this function. */
+#define ht_client_for_each(c, s, function)                                                                 \
+    for (const struct ht_meta_client *c = (s)->txn->client; c < (s)->txn->client + (s)->txn->clients; c++) \
+        if (c->function)
+
 /* The log has failed: the store is read-only from now on. An event says so, once. */
 void ht_tx_log_failed(struct ht_store *s, int error);
 
@@ -54,11 +59,6 @@ void ht_tx_log_failed(struct ht_store *s, int error);
 size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope, bool rest);
 /* Some chunks of an object outside of model roots, from *index on: about so many bytes. True: there are more. */
 bool ht_obj_publish_part(struct ht_obj *o, uint64_t *index, size_t bytes, struct ht_tx *tx);
-/*
- * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
- * rest: without derived objects.
- */
-void ht_scope_abort_objects(struct ht_store *s, uint64_t scope, bool rest);
 
 /* --------------------------------------------------------------- records */
 

@@ -8,7 +8,7 @@
 #include "tests/unit/tiering/codec/content.h"
 #include "tests/unit/tiering/store/cached_devices.h"
 #include "tiering/sys/mem.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 
 /* Another thread's file, on all devices, is synced while one flush of this device fails. */
 static void fail_beside(unsigned device)

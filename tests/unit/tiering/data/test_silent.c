@@ -4,7 +4,7 @@
 #include "tests/support/memory.h"
 #include "tests/unit/tiering/store/cached_devices.h"
 #include "tiering/sys/mem.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 
 /* One chunk that does not lie on this device, written back. */
 static struct ht_obj *written_beside(unsigned device)

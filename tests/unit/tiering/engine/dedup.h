@@ -50,10 +50,10 @@ static inline struct dedup_figures dedup(void)
 }
 
 /* As if its bytes had been read now. */
-static inline struct ht_dedup_chunk name(struct ht_obj *o)
+static inline struct ht_sharer_side name(struct ht_obj *o)
 {
     ht_store_lock(s);
-    struct ht_dedup_chunk c = {.oid = o->oid, .version = o->version, .place = ht_ref_place(&ht_chunk_find(o, 0)->pub)};
+    struct ht_sharer_side c = {.oid = o->oid, .version = o->version, .place = ht_ref_place(&ht_chunk_find(o, 0)->pub)};
     ht_store_unlock(s);
     return c;
 }

@@ -3,7 +3,7 @@
 
 #include "tests/unit/tiering/engine/compact.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/engine/owners.h"
+#include "tiering/engine/pass.h"
 
 enum { OWNERS = 5000, OWNERS_LONG = 100000 };
 

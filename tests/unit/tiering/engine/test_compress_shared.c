@@ -8,7 +8,7 @@
 #include "tests/unit/tiering/codec/content.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/ref.h"
-#include "tiering/engine/owners.h"
+#include "tiering/engine/pass.h"
 
 enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64, OWNERS = 3 };
 

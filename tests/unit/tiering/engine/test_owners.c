@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_owners.c - walks that look at parts of the places find all owners of each place. */
-#include "tiering/engine/owners.h"
+#include "tiering/engine/pass.h"
 
 #include "tests/support/suite.h"
 

@@ -297,7 +297,7 @@ TEST(a_start_that_may_have_been_named_is_not_overwritten)
     kv.start = start;
     kv.super_durable = start.durable_seq;
     ck_assert_int_eq(kv_super_write(&kv), 0);
-    ht_journal_checkpoint_unnamed(kv.j, -EIO);
+    ht_journal_checkpoint_give_up(kv.j, -EIO);
     for (unsigned i = 0; rc == 0 && i < 8; i++) {
         rc = ht_journal_checkpoint_begin(kv.j);
         for (uint32_t key = 0; rc == 0 && key < KV_KEYS;)

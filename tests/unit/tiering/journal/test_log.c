@@ -417,7 +417,7 @@ TEST_LOOP(nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end, 2)
     ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
     if (stops_first)
         kv_stop(&kv);
-    ht_journal_checkpoint_give_up(kv.j);
+    ht_journal_checkpoint_give_up(kv.j, 0);
     if (!stops_first)
         kv_stop(&kv);
     pthread_join(thread, NULL);

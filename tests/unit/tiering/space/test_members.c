@@ -2,7 +2,7 @@
 /* Which members of a store may act together, told as histories. */
 
 #include "tests/support/suite.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 
 enum { COUNT = 3, A = 1, B = 2, C = 4 };
 

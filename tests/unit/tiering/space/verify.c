@@ -55,13 +55,13 @@ static bool is_sparse(const struct ht_space_map *m, uint64_t group)
     unsigned taken = ht_space_map_taken(m, group);
 
     return taken && taken <= HT_SPARSE_TAKEN_MAX && (group + 1) * HT_GROUP_BLOCKS <= m->blocks &&
-        !ht_free_index_is_fixed(&m->index, group);
+        !ht_free_index_has(&m->index, HT_FREE_FIXED, group);
 }
 
 /* Do runs of this group and of its neighbours go on in each other? */
 static bool joins_others(const struct ht_space_map *m, uint64_t group)
 {
-    return group < m->groups && !is_whole(m, group) && !ht_free_index_is_closed(&m->index, group);
+    return group < m->groups && !is_whole(m, group) && !ht_free_index_has(&m->index, HT_FREE_CLOSED, group);
 }
 
 /* The longest run that begins in a broken group. */
@@ -81,7 +81,7 @@ static uint64_t longest_run(const struct ht_space_map *m, uint64_t group)
 
 static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
 {
-    bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
+    bool closed = ht_free_index_has(&m->index, HT_FREE_CLOSED, group), whole = !closed && is_whole(m, group);
 
     ht_free_index_verify(&m->index, group, whole, whole || closed ? 0 : (unsigned)longest_run(m, group));
     assert((ht_space_map_next_sparse(m, group) == group) == is_sparse(m, group));
@@ -98,7 +98,7 @@ uint64_t ht_space_map_verify(const struct ht_space_map *m)
         bool touched = m->touched[page / 64] >> page % 64 & 1;
         for (uint64_t g = first; touched && g < end; g++) {
             free_blocks += verify_group(m, g);
-            whole += is_whole(m, g) && !ht_free_index_is_closed(&m->index, g);
+            whole += is_whole(m, g) && !ht_free_index_has(&m->index, HT_FREE_CLOSED, g);
             sparse += is_sparse(m, g);
         }
         free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;

@@ -7,7 +7,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/fault.h"
 #include "tiering/space/alloc.h"
-#include "tiering/space/members.h"
+#include "tiering/space/super.h"
 
 enum { BYTES = 12 * MIB, DEVICES = 2 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * writeback.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
+ * sync.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
  * Of one object also that, in a transaction of its own.
  *
  * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
@@ -15,11 +15,6 @@
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 
-static void write_object(struct ht_write_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    ht_write_batch_range(w, o, 0, UINT64_MAX);
-}
-
 int ht_obj_writeback(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
@@ -31,7 +26,7 @@ int ht_obj_writeback(struct ht_obj *o)
     if (!w)
         return -ENOMEM;
     ht_store_lock(s);
-    write_object(w, o);
+    ht_write_batch_range(w, o, 0, UINT64_MAX);
     int rc = ht_write_batch_close(w);
     if (!rc)
         rc = o->error ? o->error : found;
@@ -52,9 +47,7 @@ int ht_obj_writeback_flushed(struct ht_obj *o)
         rc = ht_obj_writeback(o);
         if (rc)
             break;
-        ht_store_lock(s);
-        uint32_t devices = ht_obj_unflushed_locked(o);
-        ht_store_unlock(s);
+        uint32_t devices = ht_store_locked(s, ht_obj_unflushed_locked(o));
         rc = ht_flush_written(s, devices, &r);
     } while (rc == -EAGAIN);
     return rc;
@@ -73,7 +66,7 @@ static int write_scope(struct ht_store *s, uint64_t scope, bool rest)
     int rc = ht_scope_collect(s, scope, &objs, &count);
     for (size_t i = 0; !rc && i < count; i++, ht_slice_next(s, &slice))
         if ((!scope || !w->error) && !(rest && objs[i]->extra->derived)) /* a model root is published whole, or not */
-            write_object(w, objs[i]);
+            ht_write_batch_range(w, objs[i], 0, UINT64_MAX);
     int wrc = ht_write_batch_close(w);
     for (size_t i = 0; !rc && i < count; i++, ht_slice_next(s, &slice)) {
         /* A commit of a root reports failures since the last one. Outside, fsync and close of the file do. */
@@ -97,9 +90,7 @@ int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest)
     do {
         ht_rounds_next(s, &r);
         rc = write_scope(s, scope, rest);
-        ht_store_lock(s);
-        uint32_t devices = ht_scope_unflushed_locked(s, scope, rest);
-        ht_store_unlock(s);
+        uint32_t devices = ht_store_locked(s, ht_scope_unflushed_locked(s, scope, rest));
         flushed = ht_flush_written(s, devices, &r);
     } while (!rc && flushed == -EAGAIN);
     return rc ? rc : flushed;
