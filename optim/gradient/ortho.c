@@ -18,7 +18,6 @@
 #include "optim/rules/blocks.h"
 #include "optim/rules/newton_schulz.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
