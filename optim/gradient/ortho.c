@@ -16,7 +16,6 @@
 
 #include "tiering/base/activity.h"
 #include "optim/rules/blocks.h"
-#include "optim/rules/newton_schulz.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"

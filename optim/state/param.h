@@ -6,7 +6,6 @@
 #pragma once
 
 #include "optim/rules/rule.h"
-#include "optim/rules/sections.h"
 #include "optim/state/context.h"
 #include "optim/state/interval_set.h"
 
@@ -41,7 +40,7 @@ struct ht_param_shape {
 };
 
 /*
- * Elements [begin, end) of a parameter with numbers of their own, as its words give them (rules/sections.h). The first
+ * Elements [begin, end) of a parameter with numbers of their own, as its words give them (rules/config.h). The first
  * gradient of a step latches them with the numbers of the parameter. From then on until the step has ended they stay as
  * they are, but for the factor of the gradient, which a boundary sets while no worker runs. So workers read them
  * without the lock. Numbers that a client has decided wait in the same memory for the first gradient.

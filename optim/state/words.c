@@ -7,7 +7,7 @@
  * counted: an answer holds while the count is the same. A step knows the changes up to its opening; later changes are
  * for the next step, for every parameter alike.
  */
-#include "optim/rules/newton_schulz.h"
+#include "optim/rules/blocks.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 
