@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "optim/rules/newton_schulz.h"
+#include "optim/rules/blocks.h"
 #include "optim/rules/rule.h"
 #include "tiering/base/base.h"
 

@@ -36,7 +36,6 @@ struct ht_quota_user; /* tiering/base/quota.h */
 /* The file of a parameter has a name; has none, but is in use; is deleted, perhaps pending. */
 enum ht_optim_file { HT_OPTIM_FILE_NAMED, HT_OPTIM_FILE_UNLINKED, HT_OPTIM_FILE_DELETED };
 
-struct ht_optim_sections; /* optim/rules/sections.h */
 struct ht_optim_hooks {
     void *ctx;
     /* The object's bytes [off, off+len) changed or are about to: drop cached copies. May block; no lock held. */

@@ -7,7 +7,7 @@
  * below a root it is also in that of the root, where a trainer looks.
  */
 #include "fs/ctl/ctl_priv.h"
-#include "optim/rules/sections.h"
+#include "optim/rules/config.h"
 
 #include <sys/xattr.h>
 

@@ -3,7 +3,7 @@
  * override.c - the word user.hitrain.optimizer of files, and of directories below a model root.
  *
  * Such a text amends: omitted words come from the directory above it, and in the end from the root. That of a file may
- * have sections, with other words for ranges of its elements (optim/rules/sections.h). A change is for the
+ * have sections, with other words for ranges of its elements (optim/rules/config.h). A change is for the
  * next step that opens. So while a step is open, the earlier text is kept beside the new one, with the number of the
  * change (ht_optim_words_change): a caller that asks with an earlier number gets the earlier text.
  *
@@ -14,7 +14,7 @@
  * first change after the opening, however often it is changed. There are EARLIER_MAX in all, with EARLIER_BYTES_MAX.
  */
 #include "fs/ctl/ctl_priv.h"
-#include "optim/rules/sections.h"
+#include "optim/rules/config.h"
 
 static const char word[] = HT_XATTR_PREFIX "optimizer";
 

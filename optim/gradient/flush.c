@@ -8,9 +8,7 @@
  * write that will complete it is in progress: then everything written there since the last flush is dropped.
  */
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 
@@ -227,10 +225,8 @@ static int check_numbers(const struct ht_param *p, struct ht_words *words) HT_RE
 /* State of another rule is no use to this one: nothing is applied until it is reset. */
 static int check_rule(const struct ht_param *p, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    if (p->has_grad)
+    if (p->has_grad || p->root->decided) /* numbers of a client fit: they were checked */
         return 0;
-    if (p->root->decided)
-        return ht_opt_is_decided(p) ? 0 : -EPERM;
     struct ht_layout layout = ht_opt_layout(config, p->shape.dtype, p->shape.elements);
     return ht_opt_same_rule_state(&layout, &p->cur.layout) ? 0 : -EBUSY;
 }
@@ -278,6 +274,43 @@ static bool lacks_sum(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     return !p->sum && ht_opt_accumulate(p->root) > 1;
 }
 
+/* Under the gate: the object for sums. */
+static int create_sum(struct ht_param *p)
+{
+    struct ht_obj *sum;
+    int rc = ht_opt_object_create(p->o->store, 0, p->shape.chunk_bytes, &sum);
+
+    if (rc)
+        return rc;
+    rc = ht_obj_truncate(sum, p->shape.elements * 4);
+    if (rc) {
+        int err = ht_opt_scratch_delete(p, &sum);
+        return err ? err : rc;
+    }
+    lock(p->o);
+    p->sum = sum;
+    ht_list_add_tail(&p->root->sums, &p->of_sums);
+    unlock(p->o);
+    return 0;
+}
+
+/*
+ * Reserves space for sums outside memory, or gives it back when nothing is accumulated. They are never published, like
+ * a gradient: a rewrite reserve is for two copies, so half the bytes reserve one.
+ */
+static int reserve_sum(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = ht_opt_accumulate(p->root) > 1 ? p->shape.elements * 4 : 0;
+    int rc = 0;
+
+    if (!p->sum)
+        return 0;
+    do
+        rc = ht_obj_rewrite_reserve(p->sum, ht_div_up(bytes, 2));
+    while (rc == -ENOSPC && ht_opt_redo_yield_aside(p->o));
+    return rc;
+}
+
 /* Releases the lock in between. Another flush may be quicker: then there is nothing to do. */
 static int ensure_objects(struct ht_param *p, const struct ht_layout *layout, const struct ht_words *words)
     HT_REQUIRES(HT_LOCK_OPTIM)
@@ -299,7 +332,7 @@ static int ensure_objects(struct ht_param *p, const struct ht_layout *layout, co
     while (rc == -ENOSPC && state && !ht_store_make_space(p->o->store, true))
         rc = ht_opt_state_create(p, layout);
     if (!rc && sum)
-        rc = ht_opt_sum_create(p);
+        rc = create_sum(p);
     lock(p->o);
     ht_opt_gate_leave(p->root);
     return rc;
@@ -312,7 +345,7 @@ static int freeze_checked(struct ht_param *p, const struct ht_opt_window *w, con
     int rc = ht_opt_state_load(p);
 
     if (!rc && !p->has_grad)
-        rc = ht_opt_sum_reserve(p);
+        rc = reserve_sum(p);
     if (!rc && !p->has_grad && !p->root->decided)
         rc = ht_opt_sections_reserve(p, words->sections.count);
     return rc ? rc : freeze_window(p, w, words, out_ticket);

@@ -6,18 +6,168 @@
  * count: written (since the last flush) and frozen (belongs to the open step; flush.c). A write takes its bytes
  * out of written while it copies, so a concurrent flush of another opener never freezes bytes in flux.
  *
+ * The window of an opener reaches from its first to its last byte, and other openers may have written between them. An
+ * opener that keeps an account discards its own bytes alone. A byte that two openers wrote belongs to both. The account
+ * is a set for each range that has any, in ascending order of ranges. Another opener's flush may freeze these bytes
+ * with its own. When the range is thawed, at the boundary or after a pass, the sets lose what was frozen. From then on
+ * these bytes belong to the opener that writes them next.
+ *
  * Holes: programs that copy files skip zeros of their source, and set the size in the end. If an opener has set the
  * size of the whole gradient and wrote nothing since, gaps are zeros (its flush writes them).
  */
-
 #include "tiering/base/activity.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 
 enum { ZEROS_BYTES = 1 << 16 };
+
+/* ----------------------------------------------------------------- account */
+
+/* Where the set of a range is, or belongs. */
+static uint32_t place_of(const struct ht_opt_account *a, uint64_t index)
+{
+    uint32_t place = 0;
+
+    HT_PARTITION_POINT(place, a->count, i, a->own[i]->index < index);
+    return place;
+}
+
+static bool grow_account(struct ht_opt_account *a)
+{
+    uint32_t cap = a->cap ? 2 * a->cap : 1;
+    struct ht_range_own **own = realloc(a->own, cap * sizeof(struct ht_range_own *));
+
+    if (own) {
+        a->own = own;
+        a->cap = cap;
+    }
+    return own;
+}
+
+static struct ht_range_own *insert_own(struct ht_opt_account *a, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint32_t at = place_of(a, index);
+    struct ht_range_own *own = a->count < a->cap || grow_account(a) ? calloc(1, sizeof(*own)) : NULL;
+
+    if (!own)
+        return NULL;
+    own->index = index;
+    own->user = a->user;
+    ht_list_init(&own->link);
+    memmove(a->own + at + 1, a->own + at, (a->count - at) * sizeof(struct ht_range_own *));
+    a->own[at] = own;
+    a->count++;
+    ht_opt_range_count_own(a->o, own, false);
+    return own;
+}
+
+static bool may_take(const struct ht_opt_account *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return bytes <= ht_quota_room(&a->o->accounts, a->user);
+}
+
+/* The set of a range, or NULL. */
+static struct ht_range_own *own_at(const struct ht_opt_account *a, uint64_t index)
+{
+    uint32_t at = place_of(a, index);
+
+    return at < a->count && a->own[at]->index == index ? a->own[at] : NULL;
+}
+
+/* The set of a range, which is made if there is none. */
+static int find_own(struct ht_opt_account *a, const struct ht_param *p, uint64_t index, struct ht_range_own **out)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range_own *own = own_at(a, index);
+
+    if (!own) {
+        if (!may_take(a, HT_RANGE_OWN_BYTES))
+            return -EDQUOT;
+        own = insert_own(a, index);
+        if (!own)
+            return -ENOMEM;
+    }
+    if (ht_list_empty(&own->link)) { /* new, or of a former range: its bytes are gone */
+        ht_interval_set_clear(&own->bytes);
+        ht_list_add_tail(&ht_opt_range_find(p, index)->own, &own->link);
+    }
+    *out = own;
+    return 0;
+}
+
+static int add_piece(struct ht_opt_account *a, const struct ht_param *p, const struct ht_range_piece *at)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range_own *own;
+    int rc = find_own(a, p, at->index, &own);
+
+    if (rc)
+        return rc;
+    if (!may_take(a, ht_interval_set_growth(&own->bytes, at->begin, at->end)))
+        return -EDQUOT;
+    rc = ht_interval_set_add(&own->bytes, at->begin, at->end);
+    ht_opt_range_count_own(a->o, own, false);
+    return rc;
+}
+
+/*
+ * -ENOMEM; -E2BIG: too many pieces; -EDQUOT: the accounts of this user have too much memory for that, or those of all.
+ * Some of the bytes may be in it then, and the caller removes them.
+ */
+static int account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_for_each_piece(at, p, begin, a->o ? end : 0) {
+        int rc = add_piece(a, p, &at);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* Bytes of a write that failed belong to nobody. If a set cannot be cut for want of memory, none of its range do. */
+static void account_remove(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_for_each_piece(at, p, begin, a->count ? end : 0) {
+        struct ht_range_own *own = own_at(a, at.index);
+        if (own) {
+            if (ht_interval_set_remove(&own->bytes, at.begin, at.end))
+                ht_interval_set_clear(&own->bytes);
+            ht_opt_range_count_own(a->o, own, false);
+        }
+    }
+}
+
+void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p)
+{
+    for (uint32_t i = 0; i < a->count; i++) {
+        const struct ht_range_own *own = a->own[i];
+        struct ht_range *r = ht_list_empty(&own->link) ? NULL : ht_opt_range_find(p, own->index);
+        if (!r)
+            continue;
+        if (ht_interval_set_subtract(&r->written, &own->bytes))
+            ht_interval_set_clear(&r->written);
+        ht_opt_range_count_intervals(r);
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+    }
+}
+
+static void account_clear(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint32_t i = 0; i < a->count; i++) {
+        ht_list_del(&a->own[i]->link);
+        ht_opt_range_count_own(a->o, a->own[i], true);
+        ht_interval_set_free(&a->own[i]->bytes);
+        free(a->own[i]);
+    }
+    a->count = 0;
+}
+
+/* -------------------------------------------------------------------- open */
 
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out)
 {
@@ -43,6 +193,13 @@ void ht_grad_keep_account(struct ht_grad *g, struct ht_quota_user *user)
     g->account.user = user;
 }
 
+void ht_opt_grad_forget_mine(struct ht_grad *g)
+{
+    g->mine.begin = 0;
+    g->mine.end = 0;
+    account_clear(&g->account);
+}
+
 void ht_opt_grad_refresh(struct ht_grad *g)
 {
     if (g->applied != g->param->applied) {
@@ -62,7 +219,8 @@ void ht_grad_release(struct ht_grad *g)
     struct ht_optim *o = g->param->o;
 
     lock(o);
-    ht_opt_account_free(&g->account);
+    account_clear(&g->account);
+    free(g->account.own);
     unlock(o);
     ht_opt_param_close(g->param);
     free(g);
@@ -169,7 +327,7 @@ static void widen_window(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQ
 static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     widen_window(g, begin, end);
-    int rc = ht_opt_account_add(&g->account, g->param, begin, end);
+    int rc = account_add(&g->account, g->param, begin, end);
     rc = rc ? rc : set_written(g->param, begin, end, true);
     g->param->root->grad_bytes += rc ? 0 : end - begin;
     return rc;
@@ -186,7 +344,7 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
         /* Bytes that the write did not bring nobody has written. The set has been without them, in the same pieces. */
         uint64_t rest = w->begin + (n > 0 ? (uint64_t)n : 0);
         (void)!set_written(p, rest, w->end, false);
-        ht_opt_account_remove(&g->account, p, rest, w->end);
+        account_remove(&g->account, p, rest, w->end);
     }
     notify_changed(p->o);
     return n;

@@ -1,57 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gradient.h - gradients: their sums, steps in two phases as those of muon, and forgetting them. */
+/* gradient.h - gradients: steps in two phases as those of muon, and the end of a step. */
 #pragma once
 
-#include "optim/state/interval_set.h"
+#include "tiering/base/base.h"
 
 struct ht_param;
 struct ht_range;
 struct ht_root;
-
-/* ---------------------------------------------------------- accumulate.c */
-
-/* Gradients of each element that make a step: the open one, or the next. */
-uint32_t ht_opt_accumulate(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The divisor of gradients, or of their sums, in the open step. */
-double ht_opt_divisor(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Under the gate: the object for its sums. */
-int ht_opt_sum_create(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Reserves space for its sums outside memory, or gives it back when nothing is accumulated. -ENOSPC */
-int ht_opt_sum_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Is a gradient being added to this range, after which it takes the next one? */
-bool ht_opt_range_adding(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Does its gradient come from its sum? */
-bool ht_opt_range_summed(const struct ht_range *r);
-/* The part of a range that is to be measured or updated: intervals of gradient bytes. whole: room for one. */
-const struct ht_interval *ht_opt_range_cover(const struct ht_range *r, struct ht_interval *whole, uint32_t *out_count);
-/* A whole gradient has been added: make room for the next. */
-void ht_opt_range_added(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Releases the lock in between: drops its sum. */
-void ht_opt_sum_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-
-/* ---------------------------------------------------------------- drop.c */
-
-/*
- * Releases the lock in between: no update runs. Waits for writes that copy, then forgets written, frozen and
- * summed bytes.
- */
-void ht_opt_forget_gradient(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-/*
- * Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten.
- * *out_spare: steps are logged, and no update has run since the last one.
- */
-int ht_opt_stop_step(struct ht_root *root, bool *out_spare) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/*
- * Then the store goes back to the last commit, and the open step ends. spare: parameters and state stay as they are;
- * -EBUSY: they cannot. *out_shown: an error of passthrough files, which do not show it. Readers of several objects wait
- * until their content is back.
- */
-int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/*
- * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
- * step.
- */
-void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* --------------------------------------------------------------- ortho.c */
 
@@ -82,3 +37,25 @@ void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK
 void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The same in a replay, while parts follow: the step is not counted. */
 void ht_opt_close_part(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/*
+ * Releases the lock in between: no update runs. Waits for writes that copy, then forgets written, frozen and
+ * summed bytes.
+ */
+void ht_opt_forget_gradient(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Draining, and an abort follows: no part of the step is left to run or to write, and its gradients are forgotten.
+ * *out_spare: steps are logged, and no update has run since the last one.
+ */
+int ht_opt_stop_step(struct ht_root *root, bool *out_spare) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Then the store goes back to the last commit, and the open step ends. spare: parameters and state stay as they are;
+ * -EBUSY: they cannot. *out_shown: an error of passthrough files, which do not show it. Readers of several objects wait
+ * until their content is back.
+ */
+int ht_opt_revert(struct ht_root *root, bool spare, int *out_shown) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/*
+ * Under the gate, draining: logged steps cannot be computed again, and parameters and state are as of the last full
+ * step.
+ */
+void ht_opt_show_full(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);

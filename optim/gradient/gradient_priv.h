@@ -16,26 +16,13 @@ struct ht_opt_window {
     const void *ctx;
 };
 
-/* account.c: the bytes that an opener itself wrote since its last flush, if they are kept. */
+/* The bytes that an opener itself wrote since its last flush, if they are kept (grad.c). */
 struct ht_opt_account {
     struct ht_optim *o; /* NULL: they are not kept */
     struct ht_quota_user *user;
     uint32_t count, cap;
     struct ht_range_own **own; /* in ascending order of ranges */
 };
-/*
- * -ENOMEM; -E2BIG: too many pieces; -EDQUOT: the accounts of this user have too much memory for that, or those of all.
- * Some of the bytes may be in it then, and the caller removes them.
- */
-int ht_opt_account_add(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
-    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Bytes of a write that failed belong to nobody. If a set cannot be cut for want of memory, none of its range do. */
-void ht_opt_account_remove(struct ht_opt_account *a, const struct ht_param *p, uint64_t begin, uint64_t end)
-    HT_REQUIRES(HT_LOCK_OPTIM);
-/* They count as not written. If a set cannot be cut for want of memory, its whole range. */
-void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_account_clear(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_account_free(struct ht_opt_account *a) HT_REQUIRES(HT_LOCK_OPTIM);
 
 struct ht_grad {
     struct ht_param *param;
@@ -61,12 +48,9 @@ void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
  */
 int ht_opt_grad_fill_holes(struct ht_grad *g) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* The opener has written nothing. Its part stays its part. */
-static inline void ht_opt_grad_forget_mine(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    g->mine.begin = 0;
-    g->mine.end = 0;
-    ht_opt_account_clear(&g->account);
-}
+void ht_opt_grad_forget_mine(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Its bytes count as not written. If a set cannot be cut for want of memory, its whole range. */
+void ht_opt_account_drop(const struct ht_opt_account *a, struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* A write of this opener went beyond the end: drops its bytes, and makes its next flush fail. */
 void ht_opt_grad_spoil(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
 /*

@@ -16,9 +16,7 @@
 
 #include "tiering/base/activity.h"
 #include "optim/rules/blocks.h"
-#include "optim/rules/newton_schulz.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"

@@ -6,9 +6,8 @@
 
 #include "tiering/base/sparse.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 
 struct redo_check {
     struct ht_root *root;

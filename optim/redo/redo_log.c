@@ -15,10 +15,9 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/sparse.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 
 enum { COPY_BYTES = 32 << 10 };
 

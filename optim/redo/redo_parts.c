@@ -14,9 +14,8 @@
  */
 #include "tiering/api/stats.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 
 enum {
     PARTS_MAX = 256,    /* each reads all summaries */

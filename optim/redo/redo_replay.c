@@ -21,11 +21,9 @@
 #include "tiering/base/sparse.h"
 #include "tiering/api/stats.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/sections.h"
 #include "optim/gradient/gradient.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 
 enum {
     COPY_BYTES = 256 << 10,

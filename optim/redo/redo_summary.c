@@ -11,10 +11,8 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/sparse.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/sections.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 
 static_assert(HT_REDO_SCALARS == 1 + sizeof(((struct ht_scalars *)0)->number) / sizeof(float), "all scalars");
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * adam.h - Adam with L2 regularisation (Kingma and Ba, arXiv:1412.6980), as torch.optim.Adam:
+ * adam.h - Adam with L2 regularisation (Kingma and Ba, arXiv:1412.6980), as torch.optim.Adam; and with decoupled weight
+ * decay (Loshchilov and Hutter, arXiv:1711.05101), as torch.optim.AdamW, where the first line is p *= 1 - lr
+ * weight_decay:
  *
  *   g += weight_decay p
  *   m += (1 - beta1) (g - m)
@@ -46,6 +48,16 @@ HT_LANES_FN void adam_near_g_step(struct ht_element *x, const struct ht_scalars 
     x->p = x->p + adam_change(x, s, true);
 }
 
+HT_LANES_FN void adamw_step(struct ht_element *x, const struct ht_scalars *s)
+{
+    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s, false);
+}
+
+HT_LANES_FN void adamw_near_g_step(struct ht_element *x, const struct ht_scalars *s)
+{
+    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s, true);
+}
+
 /* Everything is computed in double and rounded once, as PyTorch does with the Python floats it is given. */
 static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
 {
@@ -67,4 +79,24 @@ HT_RULE adam_rule = {
     .words = "lr beta1 beta2 eps weight_decay",
     .defaults = {.rule = HT_RULE_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, HT_COMMON_DEFAULTS},
     .scalars = adam_scalars,
+};
+
+static inline void adamw_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
+{
+    adam_scalars(c, t, out);
+    out->kernel = out->kernel == HT_KERNEL_ADAM ? HT_KERNEL_ADAMW : HT_KERNEL_ADAMW_NEAR_G;
+}
+
+HT_RULE adamw_rule = {
+    .name = "adamw",
+    .words = "lr beta1 beta2 eps weight_decay",
+    .defaults = {.rule = HT_RULE_ADAMW,
+                 .lr = 1e-3,
+                 .beta1 = 0.9,
+                 .beta2 = 0.999,
+                 .eps = 1e-8,
+                 .weight_decay = 1e-2,
+                 HT_COMMON_DEFAULTS},
+    .refuse = refuse_decay,
+    .scalars = adamw_scalars,
 };

@@ -7,7 +7,6 @@
 
 #include "optim/rules/adagrad.h"
 #include "optim/rules/adam.h"
-#include "optim/rules/adamw.h"
 #include "optim/rules/lion.h"
 #include "optim/rules/muon.h"
 #include "optim/rules/sgd.h"

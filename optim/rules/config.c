@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * config.c - the text of user.hitrain.optimizer. A new word is one row of a table; rules say which they have. Pure: the
- * caller stores the text. Nothing from a client is trusted: every message quotes at most a few clean characters.
+ * config.c - the text of user.hitrain.optimizer, with words for ranges of elements. A new word is one row of a table;
+ * rules say which they have. Pure: the caller stores the text. Nothing from a client is trusted: every message quotes
+ * at most a few clean characters.
  */
 #include "optim/rules/config.h"
 #include "optim/rules/rule.h"
@@ -12,7 +13,8 @@
 #include <stdarg.h>
 #include <hitrain/limits.h>
 
-enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192 };
+enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192, SHOWN_MAX = 60 }; /* SHOWN_MAX: characters of a word in messages */
+typedef unsigned long long ull;
 
 enum kind { NUMBER, COUNT, BITS, FLAG, CHOICE, SPLIT };
 
@@ -328,19 +330,6 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
     return ht_optim_config_amend(text, len, NULL, out, err);
 }
 
-int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
-                                  struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
-{
-    const char *pos = text;
-    struct token t;
-
-    if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return ht_optim_refuse(err, -EINVAL, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
-    if (!next_token(&pos, text + len, &t))
-        return ht_optim_refuse(err, -EINVAL, "the range has no words");
-    return parse_words(text, text + len, section_words, *base, out, err);
-}
-
 /* As few digits as give the same number. */
 static void put_number(double value, char buf[32])
 {
@@ -399,4 +388,140 @@ void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap
         put_value(w, c, value);
         used += (size_t)snprintf(buf + used, cap - used, " %s=%s", w->name, value);
     }
+}
+
+/* ---------------------------------------------------------------- sections */
+
+/* Words of the rule, maximize, frozen and missed, and no other. */
+static int amend_section(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                         char err[HT_OPTIM_ERROR_MAX])
+{
+    const char *pos = text;
+    struct token t;
+
+    if (len > HT_OPTIM_CONFIG_TEXT_MAX)
+        return ht_optim_refuse(err, -EINVAL, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
+    if (!next_token(&pos, text + len, &t))
+        return ht_optim_refuse(err, -EINVAL, "the range has no words");
+    return parse_words(text, text + len, section_words, *base, out, err);
+}
+
+/* The number of [*at, end), which digits alone make. False: there is none, or it is beyond any file. */
+static bool take_number(const char **at, const char *end, uint64_t *out)
+{
+    const char *first = *at;
+    uint64_t n = 0;
+
+    while (*at < end && **at >= '0' && **at <= '9' && n <= HT_FILE_BYTES_MAX)
+        n = n * 10 + (uint64_t)(*(*at)++ - '0');
+    *out = n;
+    return *at > first && n <= HT_FILE_BYTES_MAX;
+}
+
+/* The word at *at is a range, as in 0:32. A word with a colon that makes no sense is one, too: *out is empty then. */
+static bool is_range(const char *at, const char *end, struct ht_optim_section *out)
+{
+    const char *stop = at;
+
+    while (stop < end && !ht_optim_is_space(*stop) && *stop != '=')
+        stop++;
+    if ((stop < end && *stop == '=') || !memchr(at, ':', (size_t)(stop - at)))
+        return false;
+    *out = (struct ht_optim_section){.begin = 0};
+    if (!take_number(&at, stop, &out->begin) || *at++ != ':' || !take_number(&at, stop, &out->end) || at != stop)
+        out->end = 0;
+    return true;
+}
+
+/* The next range from at on, or end. */
+static const char *find_range(const char *at, const char *end)
+{
+    struct ht_optim_section s;
+
+    while (at < end) {
+        while (at < end && ht_optim_is_space(*at))
+            at++;
+        if (at < end && is_range(at, end, &s))
+            return at;
+        while (at < end && !ht_optim_is_space(*at))
+            at++;
+    }
+    return end;
+}
+
+size_t ht_optim_sections_at(const char *text, size_t len)
+{
+    return (size_t)(find_range(text, text + len) - text);
+}
+
+bool ht_optim_sections_alone(const char *text, size_t own)
+{
+    while (own && ht_optim_is_space(text[own - 1]))
+        own--;
+    return !own;
+}
+
+/* All elements of a file have the same kinds of state. */
+static bool same_state(const struct ht_optim_config *a, const struct ht_optim_config *b)
+{
+    return a->rule == b->rule && ht_kernel_same_states(ht_rule_kernel(a), ht_rule_kernel(b));
+}
+
+static int refuse_section(const struct ht_optim_section *s, const char *why, char err[HT_OPTIM_ERROR_MAX])
+{
+    char text[HT_OPTIM_ERROR_MAX];
+
+    snprintf(text, sizeof(text), "%llu:%llu: %.200s", (ull)s->begin, (ull)s->end, why);
+    memcpy(err, text, sizeof(text));
+    return -EINVAL;
+}
+
+/* own: the words of the section. */
+static int parse_section(const char *own, size_t len, uint64_t from, const struct ht_optim_config *base,
+                         struct ht_optim_section *s, char err[HT_OPTIM_ERROR_MAX])
+{
+    if (s->begin < from)
+        return refuse_section(s, "ranges of elements must ascend and may not overlap", err);
+    if (amend_section(own, len, base, &s->config, err))
+        return refuse_section(s, err, err);
+    return same_state(base, &s->config) ? 0 : refuse_section(s, "needs other state than the rest of its file", err);
+}
+
+int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_config *base,
+                            struct ht_optim_sections *out, char err[HT_OPTIM_ERROR_MAX])
+{
+    const char *end = text + len, *at = find_range(text, end);
+    struct ht_optim_section s;
+    uint64_t from = 0;
+    size_t room = 0;
+    int rc = 0;
+
+    *out = (struct ht_optim_sections){.section = NULL};
+    while (rc == 0 && at < end && is_range(at, end, &s)) {
+        const char *stop = at;
+        while (stop < end && !ht_optim_is_space(*stop))
+            stop++;
+        if (s.begin >= s.end) {
+            rc = ht_optim_refuse(err, -EINVAL,
+                                 "\"%.*s\" is no range of elements: it has a first one and an end, as in 0:32",
+                                 (int)ht_min_u64((uint64_t)(stop - at), SHOWN_MAX), at);
+            break;
+        }
+        at = find_range(stop, end);
+        rc = parse_section(stop, (size_t)(at - stop), from, base, &s, err);
+        if (rc == 0)
+            rc = ht_array_grow((void **)&out->section, &room, out->count + 1, sizeof(s));
+        if (rc == 0)
+            out->section[out->count++] = s;
+        from = s.end;
+    }
+    if (rc == -ENOMEM)
+        snprintf(err, HT_OPTIM_ERROR_MAX, "no memory for ranges of elements");
+    return rc;
+}
+
+void ht_optim_sections_free(struct ht_optim_sections *s)
+{
+    free(s->section);
+    *s = (struct ht_optim_sections){.section = NULL};
 }

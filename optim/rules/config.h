@@ -55,7 +55,7 @@ struct ht_optim_config {
     uint32_t delta_keep;     /* the last so many steps; default 8 */
     double delta_max;        /* unless a step changes more than this part of all elements; default 1/16 */
     bool redo;               /* a step is durable when its gradients are; every durable_every-th publishes all */
-    bool frozen;             /* of a section (sections.h): its elements and state stay; in 8 bits it has whole blocks */
+    bool frozen;             /* of a section: its elements and state stay; in 8 bits it has whole blocks */
     bool ns_store;           /* the store orthogonalises */
     uint8_t adjust_lr;       /* enum ht_muon_adjust */
     uint32_t ns_steps;       /* of Newton-Schulz */
@@ -84,9 +84,6 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
  */
 int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
                           char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
-/* The same for a section of a parameter: words of the rule, maximize, frozen and missed, and no other. */
-int ht_optim_config_amend_section(const char *text, size_t len, const struct ht_optim_config *base,
-                                  struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /* Puts the message into err. Returns error. */
 int ht_optim_refuse(char err[HT_OPTIM_ERROR_MAX], int error, const char *fmt, ...) HT_PRINTF(3, 4);
 /* Between words. */
@@ -96,3 +93,36 @@ static inline bool ht_optim_is_space(char c)
 }
 /* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
 void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
+
+/* -------------------------------------------------------------- sections */
+
+/*
+ * Words for ranges of a parameter's elements, in the text of its file:
+ *
+ *   words of the file  0:32 weight_decay=0  8224:8736 lr=1e-4 weight_decay=0  ...
+ *
+ * A section amends the words of its file for elements [begin, end). All sections of a file have its rule and its state,
+ * and words of the whole step stay those of the file: a section has words of the rule, maximize, frozen and missed.
+ */
+enum { HT_OPTIM_SECTIONS_TEXT_MAX = 65536 };
+
+struct ht_optim_section {
+    uint64_t begin, end; /* begin < end */
+    struct ht_optim_config config;
+};
+struct ht_optim_sections {
+    struct ht_optim_section *section; /* owned: ascending, apart from each other; NULL if count is 0 */
+    size_t count;
+};
+
+/* Where the first section begins; len: there is none. */
+size_t ht_optim_sections_at(const char *text, size_t len);
+/* Do these bytes, all those before the first section, have no word? */
+bool ht_optim_sections_alone(const char *text, size_t own);
+/*
+ * text: of sections alone; base: the words of the file. -EINVAL with a message that names the range and what is wrong.
+ * The caller frees *out, also after an error.
+ */
+int ht_optim_sections_parse(const char *text, size_t len, const struct ht_optim_config *base,
+                            struct ht_optim_sections *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+void ht_optim_sections_free(struct ht_optim_sections *s);

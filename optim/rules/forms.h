@@ -112,10 +112,3 @@ const struct ht_codecs *ht_codecs_choose(void);
  * second h >> 16. The code is (bits + noise) >> 16.
  */
 enum { HT_FORM_NOISE = 32 };
-/* A hash of salt, kind, step, and the upper half of an element's number. */
-uint64_t ht_form_key(const struct ht_coded *c, uint64_t element);
-
-/* May state of this kind (enum ht_state_kind) be kept so? */
-bool ht_form_fits(unsigned form, uint8_t kind);
-/* Is it never negative, so that dynamic codes are unsigned? */
-bool ht_state_is_positive(uint8_t kind);

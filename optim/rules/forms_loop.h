@@ -21,8 +21,8 @@
 #define HT_MUTANT(name) false
 #endif
 
-#include "optim/rules/forms.h"
 #include "optim/rules/lanes_int.h"
+#include "optim/rules/rule.h"
 
 enum { HT_CACHE_LINE = 64, HT_NAN_BITS = 0x7fc00000, HT_INFINITY_BITS = 0x7f800000, HT_MAGNITUDE_BITS = 0x7fffffff };
 
@@ -149,7 +149,7 @@ typedef ht_lanes (*ht_value_fn)(const uint8_t *code);
 HT_LANES_FN float largest_of(const float *x, size_t n)
 {
     ht_ints most = ints_set(0), other = most, mask = ints_set(HT_MAGNITUDE_BITS);
-    float lane[HT_LANES], largest;
+    float lane[HT_LANES];
     uint32_t bits = 0;
 
     for (size_t i = 0; i < n;
@@ -158,15 +158,9 @@ HT_LANES_FN float largest_of(const float *x, size_t n)
         other = ints_max(other, ints_of(lanes_load_f32(x + i + HT_LANES)) & mask);
     }
     lanes_store_f32(lane, lanes_of_ints(ints_max(most, other)));
-    for (unsigned i = 0; i < HT_LANES; i++) {
-        uint32_t one;
-        memcpy(&one, &lane[i], sizeof(one));
-        bits = one > bits ? one : bits;
-    }
-    if (bits >= HT_INFINITY_BITS)
-        bits = HT_NAN_BITS;
-    memcpy(&largest, &bits, sizeof(largest));
-    return largest;
+    for (unsigned i = 0; i < HT_LANES; i++)
+        bits = (uint32_t)ht_max_u64(bits, ht_float_bits(lane[i]));
+    return ht_float_of_bits(bits >= HT_INFINITY_BITS ? HT_NAN_BITS : bits);
 }
 
 /* Updates go from window to window. Prefetchers end at each page, and would see its codes only when they are needed. */
@@ -352,6 +346,20 @@ HT_LANES_FN void round_group(uint8_t *codes, const float *x, struct ht_progressi
     store_rounded(codes, x, noise);
 }
 
+/* Every bit of x changes every bit of the result. */
+static inline uint64_t mix_bits(uint64_t x)
+{
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    x = (x ^ x >> 32) * UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
+/* A hash of salt, kind, step, and the upper half of an element's number. */
+static inline uint64_t key_of(const struct ht_coded *c, uint64_t element)
+{
+    return mix_bits(mix_bits(mix_bits((uint64_t)c->salt << 8 | c->kind) + c->t) + (element >> 32));
+}
+
 HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
 {
     bool nearest = c->nearest || HT_MUTANT("round-nearest");
@@ -363,7 +371,7 @@ HT_LANES_FN void encode_bf16(const struct ht_coded *c, const float *x)
         uint64_t e = c->element + i, skip = e % HT_FORM_NOISE;
         n = ht_min_u64(HT_FORM_NOISE - skip, c->n - i);
         if (!i || !(e & UINT32_MAX)) /* its upper bits are part of the key */
-            begin_progression(&p, ht_form_key(c, e), e - skip);
+            begin_progression(&p, key_of(c, e), e - skip);
         if (n == HT_FORM_NOISE) {
             prefetch_next(c, i, n, 2);
             round_group(c->codes + 2 * i, x + i, &p, nearest);

@@ -284,11 +284,7 @@ HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
 
 HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
 {
-    static const uint32_t quiet_nan = 0x7fc00000u;
-
-    if (isnan(x))
-        memcpy(&x, &quiet_nan, sizeof(x));
-    return x;
+    return isnan(x) ? ht_float_of_bits(0x7fc00000u) : x;
 }
 
 typedef uint64_t ht_counts;
@@ -348,19 +344,14 @@ HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
 
 HT_LANES_FN ht_lanes lanes_join(const uint16_t *p, const uint16_t *low, uint32_t upper)
 {
-    uint32_t missing = *low == upper ? 0x8000 : (uint32_t)(int16_t)*low, bits = ((uint32_t)*p << 16) + missing;
-    ht_lanes x;
+    uint32_t missing = *low == upper ? 0x8000 : (uint32_t)(int16_t)*low;
 
-    memcpy(&x, &bits, sizeof(x));
-    return x;
+    return ht_float_of_bits(((uint32_t)*p << 16) + missing);
 }
 
 HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
 {
-    uint32_t bits;
-
-    memcpy(&bits, &x, sizeof(bits));
-    *low = (uint16_t)(bits - ((uint32_t)*p << 16));
+    *low = (uint16_t)(ht_float_bits(x) - ((uint32_t)*p << 16));
     return *low == 0x8000;
 }
 

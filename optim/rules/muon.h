@@ -4,7 +4,7 @@
  *
  *   m  = lerp(m, g, 1 - momentum)
  *   u  = lerp(g, m, momentum) with nesterov, else m             in bf16, rounded to nearest even
- *   O  = the orthogonal matrix near u                           of a client, or newton_schulz.h
+ *   O  = the orthogonal matrix near u                           of a client, or blocks.h
  *   p  = fma(-(lr * ratio), O, p * (1 - lr * weight_decay))
  *
  * lerp is torch.lerp (lanes_lerp). The ratio depends on the rows and columns of a block: sqrt(max(1, rows / columns))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rule.c - the table of rules, and the words of state. */
+/* rule.c - the table of rules; the words and forms of state. */
 #include "optim/rules/rule.h"
 
 #include <strings.h>
@@ -89,4 +89,23 @@ const char *ht_state_word(unsigned kind)
     };
 
     return kind < HT_STATE_KINDS ? word[kind] : NULL;
+}
+
+bool ht_state_is_positive(uint8_t kind)
+{
+    return kind == HT_STATE_EXP_AVG_SQ || kind == HT_STATE_SUM;
+}
+
+bool ht_form_fits(unsigned form, uint8_t kind)
+{
+    switch (kind) {
+    case HT_STATE_EXP_AVG:
+    case HT_STATE_EXP_AVG_SQ:
+    case HT_STATE_SUM:
+        return form <= HT_FORM_DYNAMIC;
+    case HT_STATE_MOMENTUM_BUFFER: /* of SGD dynamic, of Muon linear */
+        return form < HT_FORMS;
+    default:
+        return form == HT_FORM_F32;
+    }
 }

@@ -24,6 +24,10 @@ enum ht_state_kind {
 };
 /* Its file below .hitrain/state/P/, PyTorch's name where it has one; NULL: no such kind. */
 const char *ht_state_word(unsigned kind);
+/* May state of this kind be kept in this form? */
+bool ht_form_fits(unsigned form, uint8_t kind);
+/* Is it never negative, so that dynamic codes are unsigned? */
+bool ht_state_is_positive(uint8_t kind);
 
 struct ht_rule {
     const char *name;

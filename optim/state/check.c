@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdarg.h>
 
-#include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 

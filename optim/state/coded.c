@@ -4,7 +4,7 @@
 
 #include "optim/rules/master.h"
 #include "optim/state/coded.h"
-#include "optim/state/range.h"
+#include "optim/state/param.h"
 
 enum { WINDOW = 65536, SCALES = WINDOW / HT_FORM_BLOCK_DYNAMIC };
 static_assert(WINDOW % HT_FORM_WINDOW == 0 && WINDOW % HT_MASTER_BLOCK == 0, "windows have whole blocks");

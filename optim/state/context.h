@@ -26,7 +26,7 @@
  *   draining  a boundary or abort waits for the queue: threads that write or freeze a gradient wait
  *   hold      between a boundary and its publication: ranges are queued, none is taken
  *   alone     the same while one of its files is published alone
- *   async     a closer ends the step: it has the gate from the request to the publication (step/closer.c)
+ *   async     a closer ends the step: it has the gate from the request to the publication (step/step.c)
  *   deciding  such a boundary has not queued its updates yet: reads of what they will change wait already
  *
  * Invariants:
@@ -37,7 +37,7 @@
  *  5. The sums of squares of a measured range are those of the bytes under its frozen intervals, or of its sum.
  *
  * Threads: workers (step/update.c), which also do the store's background work, others for models whose content comes
- * from the vault, the callers, closers (step/closer.c),
+ * from the vault, the callers, closers (step/step.c),
  * and one helper (state/notify.c) that invalidates caches and wakes waiters for threads that may not. Lock order:
  * transaction > names > optimizer > store.
  */
@@ -63,7 +63,7 @@ struct ht_worker {
     struct ht_optim *o;
     pthread_t thread;
     bool started, away;            /* away: for roots in ht_optim.away */
-    bool is_spare;                 /* it helps roots that no other one works on (step/take.c) */
+    bool is_spare;                 /* it helps roots that no other one works on (state/queue.c) */
     struct ht_delta_writer *delta; /* owned; NULL: has noted no changes yet (step/delta.c) */
     int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
 };
@@ -129,7 +129,7 @@ struct ht_optim {
 
     struct ht_opt_thread redo_writer HT_GUARDED_BY(HT_LOCK_OPTIM); /* redo/redo_log.c */
     pthread_cond_t redo_work;
-    struct ht_opt_thread recovery HT_GUARDED_BY(HT_LOCK_OPTIM); /* redo/recover.c */
+    struct ht_opt_thread recovery HT_GUARDED_BY(HT_LOCK_OPTIM); /* step/life.c */
     bool no_replay;                                             /* fixed at the start */
     bool finishing HT_GUARDED_BY(HT_LOCK_OPTIM);      /* the mount ends: a replay does not wait for space any more */
     unsigned recoveries HT_GUARDED_BY(HT_LOCK_OPTIM); /* roots that still recover */

@@ -6,7 +6,7 @@
  *   update        --> bits before and after the kernel, in windows; pieces in the worker's buffer    step/delta.c
  *   worker        --> buffer into the object of the step, while the worker holds no chunk            step/delta.c
  *   boundary      --> pieces in order; readable from the count of the step on                        step/delta.c
- *   reader        --> step/delta_read.c
+ *   reader        --> step/delta.c
  *
  * A chain of deltas leads from one step to the next one. It is cut where parameters change by anything else than the
  * update of a step: abort, rollback, bytes that a program writes (ht_scope_edits), another name, a new or deleted

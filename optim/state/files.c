@@ -14,7 +14,7 @@
 #include <math.h>
 
 #include "optim/state/coded.h"
-#include "optim/state/range.h"
+#include "optim/state/param.h"
 #include "optim/state/root.h"
 
 /* Up to it every whole number is a float. */

@@ -8,7 +8,6 @@
  */
 #include "tiering/base/activity.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 
 /* ------------------------------------------------------------ invalidation */

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * range.c - the ranges of a parameter: one per chunk, made when first touched; their coverage, and readers that wait.
- *
- * All with optim.lock held.
+ * range.c - the ranges of a parameter: one per chunk, made when first touched; their coverage, the sums of their
+ * gradients and of the squares of these, and readers that wait.
  */
-
 #include "tiering/base/mutant.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 
 /* ------------------------------------------------------------------- shape */
@@ -37,6 +34,94 @@ int ht_opt_state_shape(const struct ht_param *p, struct ht_param_shape *out)
 
     return ht_opt_shape_of(out, m->elements * ht_dtype_trained_bytes(m->dtype), m->chunk_bytes, m->dtype, m->dtype);
 }
+
+/* ----------------------------------------------------------------- squares */
+
+/*
+ * Kept from the moment when a worker has the gradient in memory until the boundary needs the norm (step/boundary.c). A
+ * parameter has one double for each HT_SUM_SPAN elements. Those of a range are valid while range.measured is set. The
+ * bytes that were summed cannot change then:
+ *
+ *   - only frozen bytes and complete sums of gradients are measured, and a write of frozen bytes is refused;
+ *   - freezing more bytes of the range voids its sums (gradient/flush.c);
+ *   - drop, abort and the end of the step clear coverage, and the sums with it.
+ *
+ * While a range is RUNNING the worker writes its sums without a lock. In all other states the optimizer's lock guards
+ * them.
+ */
+
+uint64_t ht_opt_squares_bytes(const struct ht_param *p)
+{
+    return p->squares ? ht_div_up(p->shape.elements, HT_SUM_SPAN) * sizeof(double) : 0;
+}
+
+bool ht_opt_squares_make(struct ht_param *p)
+{
+    uint64_t count = ht_div_up(p->shape.elements, HT_SUM_SPAN);
+
+    if (p->squares)
+        return true;
+    p->squares = calloc(count ? count : 1, sizeof(double));
+    p->o->meta_bytes += ht_opt_squares_bytes(p);
+    return p->squares != NULL;
+}
+
+static void free_squares(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    p->o->meta_bytes -= ht_opt_squares_bytes(p);
+    free(p->squares);
+    p->squares = NULL;
+}
+
+/* Sums of a range: their place among those of the parameter, and how many there are. */
+static uint64_t first_span(const struct ht_param *p, uint64_t index)
+{
+    return index * p->shape.range_elements / HT_SUM_SPAN;
+}
+
+static uint64_t span_count(const struct ht_param *p, uint64_t index)
+{
+    return ht_div_up(ht_opt_range_elements(&p->shape, index), HT_SUM_SPAN);
+}
+
+double *ht_opt_squares_begin(const struct ht_range *r)
+{
+    double *span = r->param->squares + first_span(r->param, r->index);
+
+    memset(span, 0, span_count(r->param, r->index) * sizeof(*span));
+    return span;
+}
+
+void ht_opt_squares_add(const struct ht_kernels *kernels, double *span, const struct ht_elements *part,
+                        uint64_t *nonfinite)
+{
+    const uint8_t *g = part->bytes;
+    uint32_t size = ht_dtype_trained_bytes(part->dtype);
+
+    for (uint64_t e = part->first, end = e + part->count, n; e < end; e += n, g += n * size) {
+        n = ht_min_u64(end - e, HT_SUM_BLOCK - e % HT_SUM_BLOCK);
+        span[e / HT_SUM_SPAN] += kernels->sum_squares(g, part->dtype, n, nonfinite);
+    }
+}
+
+/* Ranges without sums have no gradient: zeros would change no bit. */
+void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfinite)
+{
+    double own = 0;
+
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !r->measured)
+            continue;
+        const double *span = p->squares + first_span(p, i);
+        for (uint64_t k = 0; k < span_count(p, i); k++)
+            own += span[k];
+        *nonfinite += r->nonfinite;
+    }
+    *sum += own;
+}
+
+/* ------------------------------------------------------------------- table */
 
 int ht_opt_ranges_init(struct ht_param *p, const struct ht_param_shape *shape)
 {
@@ -98,7 +183,7 @@ void ht_opt_ranges_free(struct ht_param *p)
     for (uint64_t b = 0; b < p->blocks; b++)
         if (p->block[b])
             free_block(p, b);
-    ht_opt_squares_free(p);
+    free_squares(p);
     free(p->block);
     p->o->meta_bytes -= p->blocks * sizeof(struct ht_range *);
     p->block = NULL;
@@ -262,8 +347,11 @@ bool ht_opt_param_hidden(const struct ht_param *p)
 
 /* ---------------------------------------------------------------- coverage */
 
-/* Accounts keep the bytes that are still written. Without memory for that an account loses all of the range. */
-void ht_opt_range_thaw(struct ht_range *r)
+/*
+ * The frozen bytes belong to no step any more, and any opener may write them anew: no account has them. Accounts keep
+ * the bytes that are still written. Without memory for that an account loses all of the range.
+ */
+static void thaw(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_interval_set_clear(&r->frozen);
     ht_list_for_each_entry(own, &r->own, struct ht_range_own, link) {
@@ -277,7 +365,7 @@ static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOC
 {
     if (!frozen_only)
         ht_interval_set_clear(&r->written);
-    ht_opt_range_thaw(r);
+    thaw(r);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
     r->consumed = r->part_added = r->logged = r->stirred = false;
@@ -379,5 +467,77 @@ void ht_opt_range_drop(struct ht_range *r)
     r->consumed = true;
     unlock(p->o);
     ht_obj_scratch_drop(grad, begin / chunk, ht_div_up(end, chunk) - begin / chunk);
+    lock(p->o);
+}
+
+/* -------------------------------------------------------------------- sums */
+
+/*
+ * Gradients of several backward passes that make one step (accumulate=S). Each range counts for itself. When a gradient
+ * covers it wholly a worker adds the gradient to a sum in f32, and the range is open for the next one; a client that
+ * writes the next one earlier waits. The S-th is added and applied in one go, at the boundary if the step is deferred.
+ * Elements are added in the order of arrival, and the first one replaces the old sum. So sums are those of autograd in
+ * f32, bit for bit.
+ *
+ *   IDLE, added = k --covered--> QUEUED(ADD) --worker--> IDLE, added = k + 1
+ *   IDLE, added = S - 1 --covered--> QUEUED(ADD|UPDATE) --worker--> DONE                  not deferred
+ *                                    QUEUED(ADD|MEASURE) --worker--> IDLE, added = S      deferred
+ *   IDLE, anything in frozen or sum --boundary--> QUEUED([ADD|]MEASURE) unless it is measured, QUEUED([ADD|]UPDATE)
+ *
+ * Sums lie in a scratch object per parameter: in the DRAM tier while there is room, else outside it, with space
+ * reserved by the first gradient of a step. They belong to the step: they are never published, and an abort or a crash
+ * drops them.
+ */
+
+uint32_t ht_opt_accumulate(const struct ht_root *root)
+{
+    return root->open ? root->latched.accumulate : root->decided ? 1 : root->config.accumulate;
+}
+
+double ht_opt_divisor(const struct ht_root *root)
+{
+    return root->latched.grad_scale * (root->latched.accumulate_mean ? root->latched.accumulate : 1);
+}
+
+bool ht_opt_range_adding(const struct ht_range *r)
+{
+    return r->work == HT_WORK_ADD && r->state != HT_RANGE_IDLE && r->state != HT_RANGE_FAILED;
+}
+
+bool ht_opt_range_summed(const struct ht_range *r)
+{
+    return r->added || r->part_added || (r->work & HT_WORK_ADD);
+}
+
+const struct ht_interval *ht_opt_range_cover(const struct ht_range *r, struct ht_interval *whole, uint32_t *out_count)
+{
+    if (!r->added) {
+        *out_count = r->frozen.count;
+        return ht_interval_set_all(&r->frozen);
+    }
+    *whole = (struct ht_interval){0, ht_opt_range_grad_bytes(r->param, r->index)};
+    *out_count = 1;
+    return whole;
+}
+
+void ht_opt_range_added(struct ht_range *r)
+{
+    r->added++;
+    r->state = HT_RANGE_IDLE;
+    r->work = 0;
+    r->consumed = false;
+    thaw(r);
+}
+
+void ht_opt_sum_drop(struct ht_range *r)
+{
+    struct ht_param *p = r->param;
+    uint64_t per_range = 4 / p->shape.p_bytes;
+    struct ht_obj *sum = p->sum;
+
+    if (!sum || !ht_opt_range_summed(r))
+        return;
+    unlock(p->o);
+    ht_obj_scratch_drop(sum, r->index * per_range, per_range);
     lock(p->o);
 }

@@ -56,7 +56,7 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_L
 size_t ht_opt_pending_bytes(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_abort(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
-/* copy.c: its part in a copy of a root. */
+/* Its part in a copy of a root. */
 int ht_opt_copy(void *ctx, struct ht_copy *k) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_copy_dropped(void *ctx, struct ht_copy *k) HT_EXCLUDES(HT_LOCK_OPTIM);

@@ -11,7 +11,7 @@
  *   publication  ----------> the object and its record, in the transaction of the commit                  redo.c
  *   full step    ----------> all such objects are deleted, in the transaction that publishes all          redo.c
  *   mount, abort ----------> F, then the steps after it, by ordinary updates    redo/redo_replay.c, redo_parts.c
- *   abort without an update -> as the last logged step has left them                                step/abort.c
+ *   abort without an update -> as the last logged step has left them                                step/rollback.c
  *   readers      ----------> with redo_keep the last steps, also full ones              redo.c, redo/redo_read.c
  *   settings     ----------> space is set aside for the steps up to the next full one               redo_space.c
  *

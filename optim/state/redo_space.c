@@ -13,7 +13,6 @@
 #include "tiering/base/mutant.h"
 #include "tiering/api/stats.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 
 /*

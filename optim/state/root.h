@@ -78,8 +78,7 @@ struct ht_root {
         struct ht_redo redo;
         struct ht_deltas deltas;
         uint64_t publications; /* and aborts, since the mount */
-        uint64_t
-            decided; /* the open or next step has numbers of a client (redo/redo_decide.c); 0: those of its words */
+        uint64_t decided; /* the open or next step has numbers of a client (redo/redo_read.c); 0: those of its words */
         struct ht_totals totals;
         struct ht_refusal error;
         struct ht_refusal

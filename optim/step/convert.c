@@ -14,7 +14,7 @@
 
 #include "tiering/base/fault.h"
 #include "optim/state/coded.h"
-#include "optim/state/range.h"
+#include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* life.c - the life of the optimizer: registration, threads, end. */
+/* life.c - the life of the optimizer: registration, threads, recovery of logged steps after a mount, end. */
+#include <limits.h>
 
+#include "tiering/base/activity.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include "tiering/sys/processors.h"
-#include "optim/state/range.h"
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 #include "optim/redo/logged.h"
@@ -13,6 +14,7 @@
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
 enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */
+typedef unsigned long long ull;
 #define UNIT_PERIOD_NS UINT64_C(1000000000)
 enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
 
@@ -28,16 +30,17 @@ static unsigned thread_count(const struct ht_store *s)
                                 devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : WORKERS_LEND_MIN);
 }
 
-static void init_locks(struct ht_optim *o)
+static void each_cond(struct ht_optim *o, int (*fn)(pthread_cond_t *cond))
 {
-    ht_mutex_init(&o->lock, HT_LOCK_OPTIM);
-    pthread_cond_init(&o->changed, NULL);
-    pthread_cond_init(&o->work, NULL);
-    pthread_cond_init(&o->away_work, NULL);
-    pthread_cond_init(&o->spare, NULL);
-    pthread_cond_init(&o->notify, NULL);
-    pthread_cond_init(&o->close, NULL);
-    pthread_cond_init(&o->redo_work, NULL);
+    pthread_cond_t *cond[] = {&o->changed, &o->work, &o->spare, &o->notify, &o->away_work, &o->close, &o->redo_work};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(cond); i++)
+        (void)fn(cond[i]);
+}
+
+static int init_cond(pthread_cond_t *cond)
+{
+    return pthread_cond_init(cond, NULL);
 }
 
 static void init_lists(struct ht_optim *o)
@@ -174,6 +177,163 @@ static void size_backlog(struct ht_optim *o)
     o->backlog_bytes_max = ht_max_u64(stats.dram_passing_bytes / 8 * BACKLOG_EIGHTHS, HT_MIB);
 }
 
+/* ---------------------------------------------------------------- recovery */
+
+/*
+ * After a mount one thread computes logged steps again, root after root, while clients use other files. It holds the
+ * gate until the root is ready, as an abort does: readers of parameters and state wait. Gradients, commands and writers
+ * of parameters wait, too. The replay leaves out a parameter that a client deletes. It publishes nothing: a crash
+ * begins again with the same steps, and no change of a client becomes durable unasked.
+ */
+
+static void set_all_aside(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_redo_set_aside(ht_list_entry(pos, struct ht_root, all));
+}
+
+/* A root that was deleted meanwhile counts from the beginning, should it be made again. */
+static void let_go(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!root->exists)
+        root->step = root->pub_step = root->durable_step = root->undurable = root->open = 0;
+    root->draining = root->redo.recovering = false;
+    if (!--root->o->recoveries) {
+        ht_opt_redo_end_room(root->o);
+        set_all_aside(root->o);
+    }
+    ht_opt_gate_leave(root);
+}
+
+static void recover_root(struct ht_root *root)
+{
+    const struct ht_optim_hooks *hooks = &root->o->hooks;
+    struct ht_optim *o = root->o;
+    uint64_t start = ht_now_ns();
+
+    lock(o);
+    root->gate_thread = ht_activity_thread();
+    uint64_t from = root->step, to = from + root->redo.steps;
+    unlock(o);
+    int rc = ht_opt_redo_replay(root);
+    lock(o);
+    bool exists = root->exists;
+    unlock(o);
+    if (!rc && exists)
+        ht_opt_event(
+            HT_EVENT_STEPS_REPLAYED, root->id,
+            "the steps after %llu were computed again from their gradients; the model is at step %llu, as it was "
+            "(%.1f s)",
+            (ull)from, (ull)to, (double)(ht_now_ns() - start) / 1e9);
+    lock(o);
+    let_go(root);
+    unlock(o);
+    ht_opt_wake_readers(root);
+    if (rc && rc != -ECANCELED && hooks->taken_back)
+        hooks->taken_back(hooks->ctx);
+}
+
+/* The next root to recover, with the reference that it got for that; NULL: there is none. */
+static struct ht_root *next_root(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all)
+        if (root->redo.recovering)
+            return root;
+    return NULL;
+}
+
+static void *recover_all(void *arg)
+{
+    struct ht_optim *o = arg;
+    struct ht_root *root;
+
+    lock(o);
+    while ((root = next_root(o))) {
+        unlock(o);
+        recover_root(root);
+        lock(o);
+        ht_opt_root_put_locked(root);
+    }
+    unlock(o);
+    return NULL;
+}
+
+/* Nobody shall take an older step for the last one without having asked for it. */
+static int refuse_read_only(struct ht_optim *o)
+{
+    char name[PATH_MAX] = "";
+    uint64_t id = 0;
+    size_t steps = 0;
+
+    lock(o);
+    ht_list_for_each_entry(root, &o->roots, const struct ht_root, all)
+        if (!steps && root->exists && !root->frozen && root->redo.steps) {
+            id = root->id;
+            steps = root->redo.steps;
+        }
+    unlock(o);
+    if (!steps)
+        return 0;
+    if (o->hooks.name)
+        o->hooks.name(o->hooks.ctx, id, name, sizeof(name));
+    if (!name[0])
+        snprintf(name, sizeof(name), "model root %llu", (ull)id);
+    ht_error("%s has %zu logged steps, which a read-only mount cannot compute again: mount without ro once, or with "
+             "ro,noreplay for its last full step",
+             name, steps);
+    return -EROFS;
+}
+
+/* No client is there yet, so nobody has the gate. */
+static void begin_recovery(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_redo *redo = &root->redo;
+
+    root->refs++;
+    root->gate = root->draining = true;
+    redo->recovering = redo->replaying = true;
+    root->o->recoveries++;
+    ht_opt_event(
+        HT_EVENT_REPLAY_PROGRESS, root->id,
+        "the %zu steps after %llu are computed again from their gradients; readers of parameters wait for step "
+        "%llu",
+        redo->steps, (ull)root->step, (ull)(root->step + redo->steps));
+}
+
+/* With workers, before a client can see a model. */
+static int begin_recoveries(struct ht_optim *o)
+{
+    bool read_only = ht_store_read_only(o->store), any = false;
+    int rc = read_only && !o->no_replay ? refuse_read_only(o) : 0;
+
+    if (rc)
+        return rc;
+    lock(o);
+    ht_list_for_each_entry(root, &o->roots, struct ht_root, all) {
+        if (!root->redo.steps || !root->exists)
+            continue;
+        /* A mount that changes nothing shows the full step. And no program writes records of a frozen root. */
+        if (read_only || root->frozen) {
+            root->durable_step = root->step;
+            ht_opt_event(HT_EVENT_STEPS_REPLAYED, root->id,
+                         "read-only: the model is shown as of step %llu; %zu later steps are computed again by a mount "
+                         "that may write",
+                         (ull)root->step, root->redo.steps);
+            continue;
+        }
+        begin_recovery(root);
+        any = true;
+    }
+    if (any)
+        ht_opt_redo_set_room(o);
+    set_all_aside(o);
+    /* The thread waits for the lock. */
+    rc = any ? -pthread_create(&o->recovery.thread, NULL, recover_all, o) : 0;
+    o->recovery.started = any && !rc;
+    unlock(o);
+    return rc;
+}
+
 static int start_optim(void *p)
 {
     struct ht_optim *o = p;
@@ -184,13 +344,13 @@ static int start_optim(void *p)
     o->codecs = ht_codecs_choose();
     o->started = true;
     if (ht_store_read_only(o->store))
-        return ht_opt_redo_recover(o);
+        return begin_recoveries(o);
     settle_all(o);
     rc = bury_all_orphans(o);
     if (!rc)
         rc = start_threads(o);
     if (!rc)
-        rc = ht_opt_redo_recover(o);
+        rc = begin_recoveries(o);
     if (rc)
         ht_optim_stop(o);
     return rc;
@@ -244,13 +404,7 @@ void ht_optim_stop(struct ht_optim *o)
     HT_VERIFY(ht_optim_verify(o));
     lock(o);
     o->stopping = true;
-    pthread_cond_broadcast(&o->work);
-    pthread_cond_broadcast(&o->away_work);
-    pthread_cond_signal(&o->spare);
-    pthread_cond_broadcast(&o->notify);
-    pthread_cond_broadcast(&o->close);
-    pthread_cond_broadcast(&o->redo_work);
-    notify_changed(o);
+    each_cond(o, pthread_cond_broadcast);
     bool lends = o->lends;
     if (o->serves)
         ht_store_background_recall(o->store);
@@ -301,13 +455,7 @@ static void free_optim(void *p)
     ht_id_table_free(&o->states_by_oid);
     ht_opt_problems_free(o);
     ht_mutex_destroy(&o->lock);
-    pthread_cond_destroy(&o->changed);
-    pthread_cond_destroy(&o->work);
-    pthread_cond_destroy(&o->away_work);
-    pthread_cond_destroy(&o->spare);
-    pthread_cond_destroy(&o->notify);
-    pthread_cond_destroy(&o->close);
-    pthread_cond_destroy(&o->redo_work);
+    each_cond(o, pthread_cond_destroy);
     free(o);
 }
 
@@ -327,7 +475,8 @@ static int make_optim(struct ht_store *s, const void *setup, void **out)
     o->unit_period_ns = UNIT_PERIOD_NS;
     o->accounts.max = HT_ACCOUNTS_BYTES_MAX;
     o->threads = (unsigned)ht_min_u64(u->threads ? u->threads : thread_count(s), HT_THREADS_MAX);
-    init_locks(o);
+    ht_mutex_init(&o->lock, HT_LOCK_OPTIM);
+    each_cond(o, init_cond);
     init_lists(o);
     o->last_step_number = ht_opt_random() >> 2; /* 62 bits, so that the numbers of a mount stay below 2^63 */
     struct ht_meta_client client = {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rollback.c - a model goes back to one of its kept steps: names, content, state and counts, in one commit.
+ * rollback.c - a model goes back: to its last commit (abort), with the readers that wait for updates; or to one of its
+ * kept steps (rollback): names, content, state and counts, in one commit.
  *
  *   under the root's gate, with no step open               what a crash right after it leaves
  *   1. commits what is not published yet, unless logged    the last commit, or this one
@@ -11,18 +12,117 @@
  *   4. reserves the next rewrite; sets counts              the same
  *   5. commits                                             that commit, or the step
  *
- * An error between 1 and 5 ends with an abort: the model is as it was. Commit 1 is full: no step is logged after it.
+ * An error between 1 and 5 ends as an abort does: the model is as it was. Commit 1 is full: no step is logged after it.
  * Files that exist in both keep their number, so open files, mappings and passed-through parameters show the step.
  * Writers of gradients wait (draining).
  */
-
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/keep.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/redo/logged.h"
 #include "optim/step/step_priv.h"
+
+/* ------------------------------------------------------------------- abort */
+
+static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->shape.range_count)
+        (void)ht_opt_inval(p, 0, p->shape.range_count - 1);
+}
+
+/* Returns when no part of the step is left to run or to write. *out_spare: none has run since the last logged step. */
+static int quiesce_root(struct ht_root *root, struct ht_optim_steer *by, bool *out_spare)
+{
+    lock(root->o);
+    int rc = ht_opt_may_steer(root, by);
+    root->draining = !rc;
+    if (!rc)
+        rc = ht_opt_stop_step(root, out_spare);
+    unlock(root->o);
+    if (by->refused)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", by->why);
+    return rc;
+}
+
+/*
+ * Under the gate, draining, with no update queued: everything below the root is as its last commit has published it.
+ * All readers wait until the logged steps are computed again, for they have seen those. *out_shown: an error of
+ * passthrough files, which do not show it; the rest is taken back then, too.
+ */
+static int take_back(struct ht_root *root, int *out_shown)
+{
+    const struct ht_optim_hooks *hooks = &root->o->hooks;
+
+    lock(root->o);
+    bool replaying = root->redo.replaying = root->redo.steps > 0;
+    unlock(root->o);
+    if (replaying && hooks->replay_begins)
+        hooks->replay_begins(hooks->ctx, root->id);
+    int rc = ht_opt_revert(root, false, out_shown);
+    if (!rc)
+        return ht_opt_redo_replay(root);
+    lock(root->o);
+    root->redo.replaying = false;
+    notify_changed(root->o);
+    unlock(root->o);
+    return rc;
+}
+
+/* Ends the draining: waiting readers and writers go on, and caches are dropped. */
+static void show_all(struct ht_root *root)
+{
+    lock(root->o);
+    root->draining = false;
+    notify_changed(root->o);
+    unlock(root->o);
+    ht_opt_wake_readers(root);
+    lock(root->o);
+    ht_opt_each_param(root, invalidate_whole);
+    ht_opt_inval_wait(root->o, root->o->inval_issued);
+    ht_opt_delta_cut(root); /* whoever sees the new lineage reads the new content */
+    unlock(root->o);
+}
+
+int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    struct ht_root *root;
+    bool spare = false;
+    int shown = 0, rc = ht_opt_step_enter(o, id, ht_opt_gate_enter, &root);
+
+    if (rc)
+        return rc;
+    rc = quiesce_root(root, by, &spare);
+    if (by->refused) {
+        ht_opt_step_leave(root);
+        return rc;
+    }
+    /*
+     * spare: parameters and state are as the last logged step has left them, so only what is newer than the last commit
+     * goes. A change that turns up meanwhile takes the long way.
+     */
+    if (!rc && spare)
+        rc = ht_opt_revert(root, true, &shown);
+    if (rc == -EBUSY || (!rc && !spare))
+        rc = take_back(root, &shown);
+    lock(o);
+    if (!rc)
+        root->error.text[0] = '\0'; /* whatever it was about is taken back */
+    uint64_t step = root->durable_step;
+    unlock(o);
+    if (!rc) {
+        ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "the model is back at step %llu", (unsigned long long)step);
+        rc = ht_opt_bury_orphans(root);
+    }
+    show_all(root);
+    ht_opt_step_leave(root);
+    HT_VERIFY(ht_optim_verify(o));
+    return rc ? rc : shown;
+}
+
+/* ---------------------------------------------------------------- rollback */
 
 /* A parameter of the kept step, with the file that is it in the model. */
 struct kept_param {
@@ -38,8 +138,6 @@ struct rollback {
     struct kept_param *params; /* by number in the model */
     size_t param_count;
 };
-
-/* -------------------------------------------------------------- parameters */
 
 static uint64_t file_of(const struct rollback *r, uint64_t from)
 {
@@ -324,9 +422,9 @@ static int commit_root(struct ht_root *root)
 }
 
 /* The last commit stands. An error here: the log has failed, or logged steps cannot be computed again (still). */
-static void take_back(struct ht_root *root, int why)
+static void undo_rollback(struct ht_root *root, int why)
 {
-    int shown, rc = ht_opt_take_back(root, &shown);
+    int shown, rc = take_back(root, &shown);
 
     if (rc || shown)
         ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "a rollback failed: %s; so did taking it back: %s",
@@ -370,7 +468,7 @@ static int roll_back(struct rollback *r)
     if (!rc)
         rc = commit_root(r->root);
     if (rc)
-        take_back(r->root, rc);
+        undo_rollback(r->root, rc);
     set_reverting(r->root, false);
     return rc;
 }
@@ -423,7 +521,7 @@ int ht_optim_rollback_by(struct ht_optim *o, uint64_t id, const struct ht_rollba
     unlock(o);
     if (!rc)
         report_rollback(r.root, to);
-    ht_opt_show_all(r.root);
+    show_all(r.root);
     /* What others have cached of files since their names changed is older than their content. */
     for (size_t i = 0; o->hooks.invalidate && i < r.file_count; i++)
         o->hooks.invalidate(o->hooks.ctx, r.files[i].to, 0, 0);

@@ -8,9 +8,7 @@
  * header, because no fuzzer finds counts that are right. The input is also what the entries of pieces are read from.
  */
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/redo/logged.h"
-#include "optim/state/sections.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/sparse.h"
 #include <hitrain/limits.h>

@@ -9,7 +9,6 @@
 #include "fs/daemon/options.h"
 #include "mount-helpers/mount/options.h"
 #include "optim/rules/config.h"
-#include "optim/rules/sections.h"
 #include "tests/fuzz/fuzz.h"
 #include "tiering/base/log.h"
 #include "tiering/base/shards.h"

@@ -4,7 +4,6 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "tests/unit/fs/fuse/socket.h"
 

@@ -2,7 +2,6 @@
 /* Gradients as clients write them: in odd pieces, twice, too long, torn; and which calls wait for them. */
 #include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "tests/unit/optim/step/holder.h"
 
 static struct test_param *p;

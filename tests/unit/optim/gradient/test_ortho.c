@@ -6,7 +6,6 @@
 #include "tests/unit/optim/step/fixture.h"
 
 #include "optim/rules/blocks.h"
-#include "optim/rules/newton_schulz.h"
 
 enum { CALLS = 512, MATRICES = 3 };
 

@@ -7,7 +7,7 @@
 
 #include <hitrain/format.h>
 
-#include "optim/rules/sections.h"
+#include "optim/rules/config.h"
 
 enum { STEPS = 6, FULL = 2 }; /* all parameters have had a gradient in the full step */
 

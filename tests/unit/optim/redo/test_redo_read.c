@@ -5,7 +5,7 @@
 #include "optim/state/context.h"
 #include "optim/state/param.h"
 #include "optim/state/redo.h"
-#include "optim/redo/redo_priv.h"
+#include "optim/redo/logged.h"
 #include "optim/state/root.h"
 #include "tiering/base/event.h"
 #include "tiering/object/context.h"

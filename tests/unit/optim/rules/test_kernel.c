@@ -2,7 +2,7 @@
 /* Every kernel equals the scalar one bit for bit, whatever the values, lengths and addresses; conversions are exact. */
 #include <math.h>
 
-#include "optim/rules/newton_schulz.h"
+#include "optim/rules/blocks.h"
 #include "optim/rules/rule.h"
 #include "tests/support/suite.h"
 

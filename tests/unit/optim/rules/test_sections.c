@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words for ranges of elements: which texts are accepted, and the message for every other text. */
 
-#include "optim/rules/sections.h"
+#include "optim/rules/config.h"
 #include "tests/support/suite.h"
 
 static struct ht_optim_sections found;

@@ -8,7 +8,7 @@
 #include <hitrain/format.h>
 #include <hitrain/redo.h>
 
-#include "optim/rules/sections.h"
+#include "optim/rules/config.h"
 
 static const char *text[PARAMS_MAX]; /* of each parameter's sections, or NULL */
 

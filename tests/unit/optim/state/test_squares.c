@@ -10,7 +10,6 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 
 enum { WRITERS = 4, ROUNDS = 10 };
 
@@ -18,7 +17,7 @@ static uint8_t *gradient[PARAMS_MAX]; /* what the step has of each parameter; NU
 
 /* --------------------------------------------------------------- the model */
 
-/* The order that norm.c fixes: blocks, spans, parameters by number. Sums of accumulated gradients are f32. */
+/* The order that boundary.c fixes: blocks, spans, parameters by number. Sums of accumulated gradients are f32. */
 static double expected_norm(uint8_t dtype, double divisor)
 {
     double all = 0;

@@ -8,9 +8,7 @@
  */
 
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/sections.h"
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {

@@ -4,7 +4,6 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"

@@ -5,9 +5,7 @@
 #include "optim/state/context.h"
 #include "optim/state/interval_set.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
-#include "optim/state/sections.h"
 #include "tests/support/wrong.h"
 #include "tests/unit/optim/step/fixture.h"
 

@@ -7,7 +7,6 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
-#include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 #include "tests/support/fault_scenario.h"
@@ -233,7 +232,6 @@ TEST(a_range_of_a_deleted_file_is_not_left_to_others)
     ck_assert_uint_eq(left_of(ROOT, false), 1);
     lock(w.o);
     struct ht_range *r = ht_opt_range_take(root, HT_NUMA_INDEX_ANY);
-    root->running++;
     unlock(w.o);
     fixture_delete(&w, 1);
     ck_assert(ht_opt_leave_range(r, ht_opt_worker_main));
