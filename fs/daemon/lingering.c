@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "tiering/base/event.h"
-#include "tiering/sys/mount_user.h"
+#include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 
 enum { CALM_MS = 500 }; /* between two checks of a table that changes all the time */

@@ -17,7 +17,6 @@
  * plan takes a small part of one processor, however often it fails.
  */
 
-#include "tiering/tier/period.h"
 #include "tiering/api/plan.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
