@@ -10,7 +10,7 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
 #include "fs/ctl/feed.h"
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 #include "tiering/base/json.h"
 
 #include <limits.h>

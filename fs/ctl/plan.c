@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan.c - readers of .hitrain/plan: the plan that the store follows (tiering/api/plan.h), with paths.
+ * plan.c - readers of .hitrain/plan: the plan that the store follows (tiering/api/stats.h), with paths.
  *
  * The first line is about the whole plan, each other one about one use of a part of a file. Lines have no numbers, so
  * offsets do not count. They end where the plan does, and also when another plan takes its place.
  */
 #include "fs/ctl/events.h"
 
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 #include "tiering/base/json.h"
 
 enum { LINES = 256 }; /* at once */
