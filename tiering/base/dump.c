@@ -136,25 +136,19 @@ static bool nap(uint64_t until_ns)
 bool ht_dump_lock(struct ht_dump *d, struct ht_mutex *m, const char *what) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     uint64_t until_ns = ht_now_ns() + HT_DUMP_PATIENCE_NS;
-    int rc;
 
-    while ((rc = pthread_mutex_trylock(&m->lock)) && nap(until_ns))
-        ;
-    if (rc)
-        return refuse(d, what, ht_mutex_holder(m));
-    HT_LOCK_TELL(ht_lock_taking, m);
+    while (!ht_mutex_try(m))
+        if (!nap(until_ns))
+            return refuse(d, what, ht_mutex_holder(m));
     return true;
 }
 
 bool ht_dump_rdlock(struct ht_dump *d, struct ht_rwlock *l, const char *what) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     uint64_t until_ns = ht_now_ns() + HT_DUMP_PATIENCE_NS;
-    int rc;
 
-    while ((rc = pthread_rwlock_tryrdlock(&l->lock)) && nap(until_ns))
-        ;
-    if (rc)
-        return refuse(d, what, ht_rwlock_writer(l));
-    HT_LOCK_TELL(ht_lock_taking, l);
+    while (!ht_rwlock_tryrd(l))
+        if (!nap(until_ns))
+            return refuse(d, what, ht_rwlock_writer(l));
     return true;
 }

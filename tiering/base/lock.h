@@ -125,6 +125,16 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
     HT_LOCK_GIVEN();
 }
 
+/* False: another thread has it. */
+static inline bool ht_mutex_try(struct ht_mutex *m)
+    HT_ATTRIBUTE(try_acquire_capability(true, *m)) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (pthread_mutex_trylock(&m->lock))
+        return false;
+    HT_LOCK_TELL(ht_lock_taking, m);
+    return true;
+}
+
 /* A value that the mutex guards. */
 #define ht_locked(mutex, value)       \
     ({                                \
@@ -195,6 +205,15 @@ static inline void ht_rwlock_rdlock(struct ht_rwlock *l)
 {
     HT_LOCK_TELL(ht_lock_taking, l);
     pthread_rwlock_rdlock(&l->lock);
+}
+
+static inline bool ht_rwlock_tryrd(struct ht_rwlock *l)
+    HT_ATTRIBUTE(try_acquire_shared_capability(true, *l)) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (pthread_rwlock_tryrdlock(&l->lock))
+        return false;
+    HT_LOCK_TELL(ht_lock_taking, l);
+    return true;
 }
 
 static inline void ht_rwlock_wrlock(struct ht_rwlock *l)
