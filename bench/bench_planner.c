@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "tiering/tier/forecast.h"
-#include "tiering/tier/period.h"
+#include "tiering/tier/runs.h"
 
 enum { USES = 3, STEPS = 3, SHIFT = 20 };
 #define ACCESS_NS UINT64_C(1000000)

@@ -6,7 +6,6 @@
 #include "fs/ctl/events.h"
 
 #include "tiering/base/lock.h"
-#include "tiering/base/pages.h"
 
 #define FIRST_PERIOD_NS 1000000000ull
 #define LAST_PERIOD_NS (64 * FIRST_PERIOD_NS)

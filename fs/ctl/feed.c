@@ -2,7 +2,7 @@
 /* feed.c - see hidden_priv.h; and the lines of .hitrain/trace and .hitrain/plan, which name objects by their paths. */
 #include "fs/ctl/events.h"
 
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 
 struct ht_feed {
     ht_feed_next *next;
@@ -181,7 +181,7 @@ int ht_trace_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *
     return open_named(c, next_accesses, out);
 }
 
-/* ------------------------------------------------ plan: tiering/api/plan.h */
+/* ------------------------------------------------ plan: tiering/api/stats.h */
 
 /*
  * The first line is about the whole plan, each other one about one use of a part of a file. Lines have no numbers, so

@@ -8,7 +8,7 @@
  * different layers may be some microseconds apart.
  */
 #include "fs/ctl/events.h"
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 
 #include <limits.h>
 #include <math.h>

@@ -11,7 +11,7 @@
 
 #include "tiering/base/event.h"
 #include "tiering/base/log.h"
-#include "tiering/sys/mount_user.h"
+#include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 
 /* ------------------------------------------------------- gone in some places */

@@ -37,7 +37,7 @@
 
 #include "fs/ns/ns.h"
 #include "fs/ns/records.h"
-#include "tiering/base/buckets.h"
+#include "tiering/base/idtable.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/pool.h"
 #include "tiering/api/object.h"

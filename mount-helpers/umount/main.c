@@ -16,7 +16,7 @@
 
 #include "mount-helpers/common/text.h"
 #include "tiering/base/log.h"
-#include "tiering/sys/mount_user.h"
+#include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/stdio_fds.h"
 

@@ -175,7 +175,7 @@ void dev_cache_end_write(struct dev *d)
     if (!d->cache || d->cache->void_after == 0 || --d->cache->void_after > 0)
         return;
     each_unflushed(d, lose, NULL);
-    atomic_fetch_add(&d->dev->flush_errors, 1);
+    atomic_fetch_add(&d->dev->errors[HT_IO_FLUSH], 1);
 }
 
 void dev_power_off(struct ht_dev *const devs[], unsigned count, uint64_t seed)

@@ -8,7 +8,6 @@
 #include "tests/support/memory.h"
 #include "tiering/sys/mem.h"
 #include "tiering/sys/processors.h"
-#include "tiering/sys/quota.h"
 
 enum { KEPT_MAX = 8, HUGE_PAGE_BYTES = 2 << 20, HEAP_STEP_BYTES = 16 << 20, MAPPED_LEAST_BYTES = 32 << 20 };
 
@@ -16,8 +15,8 @@ int __real_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, 
 void __real_ht_pinned_free(struct ht_pinned *m);
 int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
 void __wrap_ht_pinned_free(struct ht_pinned *m);
-void __real_ht_quota_find(struct ht_quota *out);
-void __wrap_ht_quota_find(struct ht_quota *out);
+void __real_ht_quota_find(struct ht_cpu_quota *out);
+void __wrap_ht_quota_find(struct ht_cpu_quota *out);
 unsigned __real_ht_processors_usable(void);
 unsigned __wrap_ht_processors_usable(void);
 
@@ -103,9 +102,9 @@ void __wrap_ht_pinned_free(struct ht_pinned *m)
  * What control groups allow is read once: that would take a third of a test that opens thousands of stores. Threads
  * that are first at the same time read the same.
  */
-void __wrap_ht_quota_find(struct ht_quota *out)
+void __wrap_ht_quota_find(struct ht_cpu_quota *out)
 {
-    static struct ht_quota first;
+    static struct ht_cpu_quota first;
     static bool is_known;
 
     pthread_mutex_lock(&kept.lock);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base.c - clocks, sizes in people's notation, random bytes. No state; any thread. */
+/* base.c - clocks, sizes in people's notation, random bytes, memory. No state; any thread. */
 #include "tiering/base/base.h"
 
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
 
@@ -167,6 +168,19 @@ int ht_array_grow(void **array, size_t *cap, size_t need, size_t size)
     *array = p;
     *cap = want;
     return 0;
+}
+
+void *ht_pages_new(size_t bytes)
+{
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
+void ht_pages_free(void *pages, size_t bytes)
+{
+    if (pages)
+        (void)munmap(pages, bytes);
 }
 
 int ht_compare_numbers(const void *a, const void *b)

@@ -87,5 +87,12 @@ unsigned ht_utf8_length(const char *text);
 int ht_random(void *buf, size_t len) HT_MUST_CHECK;
 /* Room for need elements of size bytes in an array that grows by at least half. -ENOMEM: it is as before. */
 int ht_array_grow(void **array, size_t *cap, size_t need, size_t size) HT_MUST_CHECK;
+/*
+ * A large table of which a part may never be used: zeros that come when they are touched, or NULL. calloc zeroes such a
+ * table at once if its memory was in use before, and a sanitizer marks it whole.
+ */
+void *ht_pages_new(size_t bytes);
+/* The same bytes. NULL: nothing. */
+void ht_pages_free(void *pages, size_t bytes);
 /* For qsort, bsearch and tfind: things that begin with a uint64_t, the smallest first. */
 int ht_compare_numbers(const void *a, const void *b);

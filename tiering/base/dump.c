@@ -2,21 +2,9 @@
 #include "tiering/base/dump.h"
 
 #include <dirent.h>
-#include <stdarg.h>
 
 #include "tiering/base/activity.h"
 #include "tiering/base/files.h"
-
-void ht_dump_put(struct ht_dump *d, const char *fmt, ...)
-{
-    char text[1024];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    ht_buf_put(&d->text, text, strlen(text));
-}
 
 void ht_dump_name(struct ht_dump *d, const char *name)
 {
@@ -128,6 +116,8 @@ void ht_dump_threads(struct ht_dump *d)
 
 /* ----------------------------------------------------------------- locks */
 
+enum { NAP_NS = 1000000 };
+
 static bool refuse(struct ht_dump *d, const char *what, int holder)
 {
     ht_dump_put(d, "  could not take the lock of %s: it is held by ", what);
@@ -136,12 +126,29 @@ static bool refuse(struct ht_dump *d, const char *what, int holder)
     return false;
 }
 
+/* False: the time is over. A dump may come late, so it naps between two tries. */
+static bool nap(uint64_t until_ns)
+{
+    ht_sleep_ns(NAP_NS);
+    return ht_now_ns() < until_ns;
+}
+
 bool ht_dump_lock(struct ht_dump *d, struct ht_mutex *m, const char *what) HT_NO_THREAD_SAFETY_ANALYSIS
 {
-    return ht_mutex_lock_for(m, HT_DUMP_PATIENCE_NS) || refuse(d, what, ht_mutex_holder(m));
+    uint64_t until_ns = ht_now_ns() + HT_DUMP_PATIENCE_NS;
+
+    while (!ht_mutex_try(m))
+        if (!nap(until_ns))
+            return refuse(d, what, ht_mutex_holder(m));
+    return true;
 }
 
 bool ht_dump_rdlock(struct ht_dump *d, struct ht_rwlock *l, const char *what) HT_NO_THREAD_SAFETY_ANALYSIS
 {
-    return ht_rwlock_rdlock_for(l, HT_DUMP_PATIENCE_NS) || refuse(d, what, ht_rwlock_writer(l));
+    uint64_t until_ns = ht_now_ns() + HT_DUMP_PATIENCE_NS;
+
+    while (!ht_rwlock_tryrd(l))
+        if (!nap(until_ns))
+            return refuse(d, what, ht_rwlock_writer(l));
+    return true;
 }

@@ -20,7 +20,7 @@ struct ht_dump {
 
 #define HT_DUMP_PATIENCE_NS 500000000u /* for one lock */
 
-void ht_dump_put(struct ht_dump *d, const char *fmt, ...) HT_PRINTF(2, 3);
+#define ht_dump_put(d, ...) ht_buf_printf(&(d)->text, __VA_ARGS__)
 /* A name that any user could have chosen, of any length. '?' replaces control characters, so that it forges no line. */
 void ht_dump_name(struct ht_dump *d, const char *name);
 /* "31.2 s": from then until now. */

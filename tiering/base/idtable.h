@@ -1,19 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * idtable.h - things found by their number: a hash table of links that live in them.
+ * idtable.h - things found by their number: a hash table of links that live in them, and the buckets of this and other
+ * hash tables.
  *
- * Grows by a bucket at a time and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are
- * an empty table. No lock: the owner's.
+ * A table that doubles at once moves all its entries, while others wait for its lock. Here a table grows by one bucket,
+ * which takes entries of one other. Of 2^k buckets or more, and less than twice as many, the entry with hash h is in
+ * bucket h mod 2^(k+1), or in h mod 2^k while there is no such bucket yet. Buckets never move: a new segment has as
+ * many as all segments before it.
+ *
+ * A bucket is the head of a chain. Of buckets alone the chains and their entries are the owner's. Zeros are an empty
+ * table. It never shrinks. No lock: the owner's.
  */
 #pragma once
 
-#include "tiering/base/buckets.h"
+#include "tiering/base/list.h"
+
+enum { HT_BUCKETS_SHIFT = 6, HT_BUCKETS_START = 1 << HT_BUCKETS_SHIFT, HT_BUCKET_SEGMENTS = 32 };
+
+struct ht_buckets {
+    void **segment[HT_BUCKET_SEGMENTS];
+    size_t count; /* of buckets; 0, or HT_BUCKETS_START and more */
+    size_t mask;  /* one less than the power of two that is count, or the next above it */
+};
+
+/* The head of the chain in a bucket below count. */
+static inline void **ht_bucket_at(const struct ht_buckets *t, size_t bucket)
+{
+    if (bucket < HT_BUCKETS_START)
+        return &t->segment[0][bucket];
+    unsigned k = 63 - (unsigned)__builtin_clzll(bucket);
+    return &t->segment[k - HT_BUCKETS_SHIFT + 1][bucket - (UINT64_C(1) << k)];
+}
+
+/* The bucket of a hash. The table has some. */
+static inline size_t ht_bucket_of(const struct ht_buckets *t, uint64_t hash)
+{
+    size_t bucket = hash & t->mask;
+
+    return bucket < t->count ? bucket : bucket & t->mask >> 1;
+}
+
+static inline void **ht_bucket_of_hash(const struct ht_buckets *t, uint64_t hash)
+{
+    return ht_bucket_at(t, ht_bucket_of(t, hash));
+}
+
+/*
+ * One more bucket. *out_from: the head of the chain whose entries the owner divides between this bucket and the new
+ * one, by their hashes; NULL: these are the first buckets. False: no memory, and the table stays as it is.
+ */
+bool ht_buckets_grow(struct ht_buckets *t, void ***out_from) HT_MUST_CHECK;
+/*
+ * The bucket after this one in an order that growth does not disturb; 0: it was the last. A walk that begins with
+ * bucket 0 meets each entry once that is there from its begin to its end, though the table grows meanwhile.
+ */
+size_t ht_buckets_next(const struct ht_buckets *t, size_t bucket);
+/* Heap of the table, without its entries. */
+uint64_t ht_buckets_bytes(const struct ht_buckets *t);
+/* The entries remain the owner's. */
+void ht_buckets_free(struct ht_buckets *t);
 
 struct ht_id_link {
     uint64_t id;
     struct ht_id_link *next;
 };
 
+/* One that cannot grow has longer chains, and is still correct. */
 struct ht_id_table {
     struct ht_buckets buckets;
     size_t count;

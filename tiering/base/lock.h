@@ -30,30 +30,24 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
 };
 
 #ifdef HT_LOCK_CHECK
-#define HT_MUTEX_INIT(rank)              \
-    {                                    \
-        PTHREAD_MUTEX_INITIALIZER, rank, \
-    }
-#define HT_RWLOCK_INIT(rank)              \
-    {                                     \
-        PTHREAD_RWLOCK_INITIALIZER, rank, \
-    }
+#define HT_LOCK_RANK(r) .rank = (r)
 #define HT_LOCK_TELL(call, l) call(l, (l)->rank)
 #define HT_LOCK_SET_RANK(l, r) ((l)->rank = (r))
 #define HT_LOCK_GIVEN() ht_lock_given()
 #else
-#define HT_MUTEX_INIT(rank)        \
-    {                              \
-        PTHREAD_MUTEX_INITIALIZER, \
-    }
-#define HT_RWLOCK_INIT(rank)        \
-    {                               \
-        PTHREAD_RWLOCK_INITIALIZER, \
-    }
+#define HT_LOCK_RANK(r)
 #define HT_LOCK_TELL(call, l) ((void)0)
 #define HT_LOCK_SET_RANK(l, r) ((void)(r))
 #define HT_LOCK_GIVEN() ((void)0)
 #endif
+#define HT_MUTEX_INIT(r)                                   \
+    {                                                      \
+        .lock = PTHREAD_MUTEX_INITIALIZER, HT_LOCK_RANK(r) \
+    }
+#define HT_RWLOCK_INIT(r)                                   \
+    {                                                       \
+        .lock = PTHREAD_RWLOCK_INITIALIZER, HT_LOCK_RANK(r) \
+    }
 
 /* In builds that check (verify_locks.c). what: ends the sentence of the message. */
 void ht_lock_none_held(const char *what);
@@ -131,6 +125,16 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
     HT_LOCK_GIVEN();
 }
 
+/* False: another thread has it. */
+static inline bool ht_mutex_try(struct ht_mutex *m)
+    HT_ATTRIBUTE(try_acquire_capability(true, *m)) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (pthread_mutex_trylock(&m->lock))
+        return false;
+    HT_LOCK_TELL(ht_lock_taking, m);
+    return true;
+}
+
 /* A value that the mutex guards. */
 #define ht_locked(mutex, value)       \
     ({                                \
@@ -140,8 +144,14 @@ static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capa
         value_;                       \
     })
 
-/* Does a thread wait for the mutex, which this one holds? May say yes for a thread that has just given up. */
-bool ht_mutex_is_wanted(const struct ht_mutex *m);
+/*
+ * Does a thread wait for the mutex, which this one holds? May say yes for a thread that has just given up. glibc's
+ * mutex is 2 while a thread may wait for it.
+ */
+static inline bool ht_mutex_is_wanted(const struct ht_mutex *m)
+{
+    return __atomic_load_n(&m->lock.__data.__lock, __ATOMIC_RELAXED) > 1;
+}
 
 /* For ht_cond_wait_until, which counts by the clock of ht_now_ns. */
 static inline void ht_cond_init(pthread_cond_t *c)
@@ -197,6 +207,15 @@ static inline void ht_rwlock_rdlock(struct ht_rwlock *l)
     pthread_rwlock_rdlock(&l->lock);
 }
 
+static inline bool ht_rwlock_tryrd(struct ht_rwlock *l)
+    HT_ATTRIBUTE(try_acquire_shared_capability(true, *l)) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (pthread_rwlock_tryrdlock(&l->lock))
+        return false;
+    HT_LOCK_TELL(ht_lock_taking, l);
+    return true;
+}
+
 static inline void ht_rwlock_wrlock(struct ht_rwlock *l)
     HT_ATTRIBUTE(acquire_capability(*l)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
@@ -212,11 +231,19 @@ static inline void ht_rwlock_unlock(struct ht_rwlock *l)
     HT_LOCK_GIVEN();
 }
 
-/* For dumps of a process that may hang (dump.h). lock.c. False: another thread kept the lock for so long. */
-bool ht_mutex_lock_for(struct ht_mutex *m, uint64_t ns) HT_ATTRIBUTE(try_acquire_capability(true, *m));
-bool ht_rwlock_rdlock_for(struct ht_rwlock *l, uint64_t ns) HT_ATTRIBUTE(try_acquire_shared_capability(true, *l));
 /* The kernel's number of the thread that holds the lock, or writes under it. 0: none, or the C library hides it. */
-int ht_mutex_holder(const struct ht_mutex *m);
-int ht_rwlock_writer(const struct ht_rwlock *l);
+static inline int ht_mutex_holder(const struct ht_mutex *m)
+{
+    return __atomic_load_n(&m->lock.__data.__owner, __ATOMIC_RELAXED);
+}
+
+static inline int ht_rwlock_writer(const struct ht_rwlock *l)
+{
+    return __atomic_load_n(&l->lock.__data.__cur_writer, __ATOMIC_RELAXED);
+}
+
 /* Does a thread wait to write under the lock, with which this one writes? */
-bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l);
+static inline bool ht_rwlock_is_wanted_by_writer(const struct ht_rwlock *l)
+{
+    return __atomic_load_n(&l->lock.__data.__writers, __ATOMIC_RELAXED) != 0;
+}

@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/pages.h"
 
 enum { OP_BITS = 8 };
 #define ROUND_MASK 0xffffffu
@@ -18,16 +17,11 @@ struct slot {
 };
 static_assert(sizeof(struct slot) == 32, "32 bytes an entry");
 
-struct ring {
+struct ht_trace {
+    uint64_t start_ns;
     _Atomic uint64_t next; /* entries so far */
     uint32_t mask;
     unsigned shift;
-    struct slot *slot;
-};
-
-struct ht_trace {
-    uint64_t start_ns;
-    struct ring ring;
     struct slot slot[];
 };
 
@@ -52,9 +46,8 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
         return -ENOMEM;
     t->start_ns = ht_now_ns();
     assert(entries && (entries & (entries - 1)) == 0);
-    t->ring.mask = entries - 1;
-    t->ring.shift = (unsigned)__builtin_ctz(entries);
-    t->ring.slot = t->slot;
+    t->mask = entries - 1;
+    t->shift = (unsigned)__builtin_ctz(entries);
     *out = t;
     return 0;
 }
@@ -62,7 +55,7 @@ int ht_trace_new(uint32_t entries, struct ht_trace **out)
 void ht_trace_free(struct ht_trace *t)
 {
     if (t)
-        ht_pages_free(t, bytes_of(t->ring.mask + 1));
+        ht_pages_free(t, bytes_of(t->mask + 1));
 }
 
 /* ------------------------------------------------------------------ writing */
@@ -82,9 +75,9 @@ struct ht_trace_mark ht_trace_begin_at(uint64_t begin_ns)
 }
 
 /* 1 to ROUND_MASK: never the word of an entry that is being written. */
-static uint32_t word_of(const struct ring *r, uint64_t n, enum ht_trace_op op)
+static uint32_t word_of(const struct ht_trace *t, uint64_t n, enum ht_trace_op op)
 {
-    return (uint32_t)(((n >> r->shift) % ROUND_MASK + 1) << OP_BITS | op);
+    return (uint32_t)(((n >> t->shift) % ROUND_MASK + 1) << OP_BITS | op);
 }
 
 static uint32_t units(uint64_t bytes)
@@ -95,41 +88,28 @@ static uint32_t units(uint64_t bytes)
 #define SET(field, value) atomic_store_explicit(&(field), value, memory_order_release) /* after the word's 0 */
 #define GET(field) atomic_load_explicit(&(field), memory_order_acquire) /* the word is looked at again after it */
 
-static void put(struct ring *r, const struct ht_trace_entry *e)
-{
-    uint64_t n = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
-    struct slot *s = &r->slot[n & r->mask];
-
-    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel);
-    SET(s->time_ns, e->time_ns);
-    SET(s->id, e->id);
-    SET(s->first, (uint32_t)ht_min_u64(e->offset / HT_TRACE_UNIT, UINT32_MAX));
-    SET(s->count, units(e->offset % HT_TRACE_UNIT + e->bytes));
-    SET(s->waited_us, (uint32_t)ht_min_u64(e->waited_ns / 1000, UINT32_MAX));
-    atomic_store_explicit(&s->word, word_of(r, n, e->op), memory_order_release);
-}
-
 void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_trace_op op, uint64_t id, uint64_t offset,
                   uint64_t bytes)
 {
-    const struct ht_trace_entry e = {
-        .time_ns = m->begin_ns > t->start_ns ? m->begin_ns - t->start_ns : 0,
-        .id = id,
-        .offset = offset,
-        .bytes = bytes,
-        .waited_ns = ht_activity_waited_ns() - m->waited_ns,
-        .op = op,
-    };
+    uint64_t n = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+    uint64_t waited_ns = ht_activity_waited_ns() - m->waited_ns;
+    struct slot *s = &t->slot[n & t->mask];
 
-    put(&t->ring, &e);
+    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel);
+    SET(s->time_ns, m->begin_ns > t->start_ns ? m->begin_ns - t->start_ns : 0);
+    SET(s->id, id);
+    SET(s->first, (uint32_t)ht_min_u64(offset / HT_TRACE_UNIT, UINT32_MAX));
+    SET(s->count, units(offset % HT_TRACE_UNIT + bytes));
+    SET(s->waited_us, (uint32_t)ht_min_u64(waited_ns / 1000, UINT32_MAX));
+    atomic_store_explicit(&s->word, word_of(t, n, op), memory_order_release);
 }
 
 /* ------------------------------------------------------------------ reading */
 
 /* Entry number n, from 0. False: it is being written, or a newer one has its place. */
-static bool read_slot(struct ring *r, uint64_t n, struct ht_trace_entry *out)
+static bool read_slot(struct ht_trace *t, uint64_t n, struct ht_trace_entry *out)
 {
-    struct slot *s = &r->slot[n & r->mask];
+    struct slot *s = &t->slot[n & t->mask];
     uint32_t word = atomic_load_explicit(&s->word, memory_order_acquire);
 
     *out = (struct ht_trace_entry){
@@ -141,19 +121,18 @@ static bool read_slot(struct ring *r, uint64_t n, struct ht_trace_entry *out)
         .waited_ns = (uint64_t)GET(s->waited_us) * 1000,
         .op = word & ((1u << OP_BITS) - 1),
     };
-    return word == word_of(r, n, out->op) && GET(s->word) == word;
+    return word == word_of(t, n, out->op) && GET(s->word) == word;
 }
 
 bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *out)
 {
-    struct ring *r = &t->ring;
-    uint64_t end = atomic_load_explicit(&r->next, memory_order_acquire), entries = r->mask + UINT64_C(1);
+    uint64_t end = atomic_load_explicit(&t->next, memory_order_acquire), entries = t->mask + UINT64_C(1);
 
     for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++) {
-        if (read_slot(r, n, out))
+        if (read_slot(t, n, out))
             return true;
         /* It is being written, and comes next; or newer ones have gone all the way round. */
-        if (atomic_load_explicit(&r->next, memory_order_acquire) - n <= entries)
+        if (atomic_load_explicit(&t->next, memory_order_acquire) - n <= entries)
             return false;
     }
     return false;

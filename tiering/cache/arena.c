@@ -77,7 +77,7 @@ int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict
     a->protected_max = ht_arena_protected_max((uint64_t)a->slots << HT_SLOT_SHIFT);
     a->slot = calloc(a->slots, sizeof(*a->slot));
     a->image = calloc((size_t)a->slots * HT_SLOT_SUBS, sizeof(*a->image));
-    rc = ht_workingset_init(&a->workingset, a->slots, HT_SLOT_SUBS);
+    rc = ht_workingset_init(&a->workingset, a->slots);
     if (rc || !a->slot || !a->image) {
         ht_arena_free(a);
         return -ENOMEM;

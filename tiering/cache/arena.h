@@ -29,13 +29,13 @@ struct ht_image {
     uint32_t valid_lo, valid_hi;
     uint32_t data_hi;         /* valid bytes from here on are zeros and need not be stored */
     uint32_t reserved_blocks; /* space reserved for writing it back */
-    uint32_t used_at;         /* workingset.h */
+    uint32_t used_at;         /* workingset.c */
     bool durable : 1;         /* its dirty bytes should reach a device soon, not only when memory is short */
     bool dirty : 1;           /* newer than the current reference */
     bool referenced : 1;      /* second chance */
     bool protected : 1;       /* never evicted by the clock */
     bool readahead : 1;       /* read ahead, and not used yet */
-    bool workingset : 1;      /* evicted only when it was not used for long: workingset.h */
+    bool workingset : 1;      /* evicted only when it was not used for long: workingset.c */
     bool waiting : 1;         /* protected, and it goes when it was used */
     bool planned : 1;         /* its next use is known: evicted in order */
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */

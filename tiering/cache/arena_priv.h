@@ -8,7 +8,6 @@
 #pragma once
 
 #include "tiering/cache/arena.h"
-#include "tiering/tier/workingset.h"
 
 enum { HT_SLOT_SUBS = 16, HT_SLOT_SHIFT = 20 };
 enum { HT_PIECE_LENGTHS = HT_SLOT_SUBS - 1 }; /* of pieces: 1 to 15 sub-slots */
@@ -68,6 +67,15 @@ struct ht_order {
 };
 static_assert(HT_ORDER_PLACES == 64, "places are bits");
 
+/* Of images that were evicted (workingset.c). */
+struct ht_workingset {
+    struct ht_workingset_shadow *shadows;
+    uint32_t mask;
+    uint32_t all;            /* the size of everything */
+    uint32_t came;           /* so far: the time here */
+    uint64_t usual_distance; /* distance between uses of a refaulted image: running mean, times its weight */
+};
+
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots;
@@ -102,17 +110,6 @@ struct ht_arena {
     void *ctx;
 };
 
-/* ---------------------------------------------------------- slot_list.c */
-
-/* Of one list; link: which of the slots' links it uses. A slot is added as the newest, or (push) as the oldest. */
-void ht_slot_list_add(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
-void ht_slot_list_push(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
-void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
-/* Returns the oldest, which is the newest now; HT_SLOT_NONE: the list is empty. */
-uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l, unsigned link);
-/* The list of slot i for images of a kind. */
-struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned kind);
-
 /* -------------------------------------------------------------- arena.c */
 
 /* Has slot i, if it is SPLIT, room for a piece of so many sub-slots? *out_first: the first one of the tightest room. */
@@ -123,6 +120,15 @@ uint8_t ht_slot_room(uint16_t used);
 uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k);
 
 /* -------------------------------------------------------------- order.c */
+
+/* Of one list; link: which of the slots' links it uses. A slot is added as the newest, or (push) as the oldest. */
+void ht_slot_list_add(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+void ht_slot_list_push(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+/* Returns the oldest, which is the newest now; HT_SLOT_NONE: the list is empty. */
+uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l, unsigned link);
+/* The list of slot i for images of a kind. */
+struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned kind);
 
 void ht_order_init(struct ht_order *o);
 /* The slot's image is planned, or is so no more. */
@@ -162,3 +168,17 @@ void ht_eviction_note_attached(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LO
 void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
 /* An image in the arena is given back: it leaves all lists, and readahead was wasted on it if it was never used. */
 void ht_eviction_forget(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
+
+/* --------------------------------------------------------- workingset.c */
+
+/* For so many slots. */
+int ht_workingset_init(struct ht_workingset *p, uint32_t slots) HT_MUST_CHECK;
+void ht_workingset_destroy(struct ht_workingset *p);
+/* Heap that the table takes. */
+uint64_t ht_workingset_bytes(const struct ht_workingset *p);
+/* An image of (owner, index) that was last used when came was used_at has been evicted. */
+void ht_workingset_note_evicted(struct ht_workingset *p, const void *owner, uint64_t index, uint32_t used_at);
+/* An image of that size is loaded. True: it is a refault; its shadow is gone. */
+bool ht_workingset_is_refault(struct ht_workingset *p, const void *owner, uint64_t index, uint32_t size);
+/* Was it unused for much longer than refaults usually take? */
+bool ht_workingset_is_over(const struct ht_workingset *p, uint32_t used_at);

@@ -16,7 +16,7 @@
  * nodes: an image goes because it is old, not because of its node.
  *
  * The owner protects images (ht_arena_protect). An image that is loaded again soon after its eviction joins the working
- * set (tier/workingset.h). A slot belongs to a set while one of its pieces does, and all of the slot counts: no other
+ * set (workingset.c). A slot belongs to a set while one of its pieces does, and all of the slot counts: no other
  * image gets that slot. Dirty images outside both sets are out of reach of the clock, so eviction.c also says when they
  * should be written.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * order.c - clean images whose next use is known, in lists by its place in time: what is needed last goes first.
+ * order.c - lists of slots, by number: rings in which each slot has its place once; and the order of eviction: clean
+ * images whose next use is known, in lists by its place in time. What is needed last goes first.
  *
  * Places are a part of a step long, and their lists lie around a ring. The time moves on around it, too. A place that
  * the time has passed is the farthest one: an image that was not used as planned is the first to go.
@@ -14,6 +15,64 @@
 #include "tiering/cache/arena_priv.h"
 
 enum { MOMENT_PART = 16 }; /* of all slots */
+
+/* ------------------------------------------------------------------- lists */
+
+void ht_slot_list_add(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i)
+{
+    struct ht_slot_link *at = &slots[i].link[link];
+
+    if (!l->count++) {
+        *at = (struct ht_slot_link){i, i};
+        l->head = i;
+        l->sub = 0;
+        return;
+    }
+    struct ht_slot_link *head = &slots[l->head].link[link];
+    *at = (struct ht_slot_link){head->prev, l->head};
+    slots[head->prev].link[link].next = i;
+    head->prev = i;
+}
+
+void ht_slot_list_push(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i)
+{
+    ht_slot_list_add(slots, l, link, i);
+    l->head = i;
+    l->sub = 0;
+}
+
+void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i)
+{
+    const struct ht_slot_link *at = &slots[i].link[link];
+
+    slots[at->prev].link[link].next = at->next;
+    slots[at->next].link[link].prev = at->prev;
+    if (l->head == i) {
+        l->head = at->next;
+        l->sub = 0;
+    }
+    if (!--l->count)
+        l->head = HT_SLOT_NONE;
+}
+
+uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l, unsigned link)
+{
+    uint32_t i = l->head;
+
+    if (i != HT_SLOT_NONE)
+        l->head = slots[i].link[link].next;
+    l->sub = 0;
+    return i;
+}
+
+struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned kind)
+{
+    bool by_node = kind == HT_IMAGE_DIRTY || kind == HT_IMAGE_SCRATCH;
+
+    return &a->list[kind][by_node ? a->slot[i].numa_index : 0];
+}
+
+/* ------------------------------------------------------------------- order */
 
 void ht_order_init(struct ht_order *o)
 {

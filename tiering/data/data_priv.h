@@ -10,10 +10,9 @@
 #include "tiering/base/lock.h"
 #include "tiering/object/ref.h"
 #include "tiering/sys/processors.h"
-#include "tiering/sys/quota.h"
 #include "tiering/tier/encode_policy.h"
 #include "tiering/tier/endurance.h"
-#include "tiering/tier/weights.h"
+#include "tiering/tier/placement.h"
 #include <hitrain/limits.h>
 
 /* --------------------------------------------------------------- decode.c */
@@ -66,7 +65,7 @@ enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {
     struct ht_mutex lock;            /* before those of devices */
     struct ht_processors processors; /* those of the thread that made the store */
-    struct ht_quota quota;           /* of that one's groups; of the thread that looks */
+    struct ht_cpu_quota quota;       /* of that one's groups; of the thread that looks */
     HT_GUARDED_BY(HT_LOCK_ENCODERS) struct {
         struct ht_encoder *idle[HT_ENCODERS_MAX];
         unsigned idle_count, made, most;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shares.c - the share of new content that each device gets: tier/weights.h decides, the allocator heeds it.
+ * shares.c - the share of new content that each device gets: tier/placement.h decides, the allocator heeds it.
  *
  * Only what stores with several devices write needs shares. The writers bring them up to date themselves, so no thread
  * wakes for it. A device that the store closed or that does not answer has no share (ht_store_check_device). One of the

@@ -17,8 +17,7 @@
  * plan takes a small part of one processor, however often it fails.
  */
 
-#include "tiering/tier/period.h"
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/engine/engine_priv.h"

@@ -1,11 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dev.c - the common part of all devices: properties, counters, the check at the begin and the accounting at the end of
- * each request.
+ * dev.c - the common part of all devices: properties, devices of memory, the check at the begin and the accounting at
+ * the end of each request, and the state of a device: requests in flight and since when, failures in a row, how fast it
+ * is.
  *
- * Any thread. open.c opens a device; ring.c and ram.c move bytes.
+ * Requests in flight are in a list, oldest first: begin appends, end removes from the middle.
+ *
+ * A device of memory has the rules of a real one, and no persistence. ram_lock makes each transfer whole in itself, as
+ * a device does for its blocks. Which of two requests in flight comes first is up to the ring.
+ *
+ * Any thread. open.c opens a device; ring.c moves bytes.
  */
-#include "tiering/io/gate.h"
+#include "tiering/base/activity.h"
+#include "tiering/base/dump.h"
+#include "tiering/base/probe.h"
 #include "tiering/io/io_priv.h"
 
 #include <fcntl.h>
@@ -13,6 +21,8 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+enum { FAILING_WRITES = 3 /* failures in a row */, DUMP_REQUESTS_MAX = 32 };
 
 struct ht_dev *ht_dev_alloc(const char *name)
 {
@@ -78,6 +88,50 @@ void ht_dev_close(struct ht_dev *dev)
     free(dev);
 }
 
+/* ------------------------------------------------------------------ memory */
+
+int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
+{
+    if ((lba != 512 && lba != 4096) || bytes == 0 || bytes % lba != 0)
+        return -EINVAL;
+    struct ht_dev *dev = ht_dev_alloc("ram");
+    if (!dev)
+        return -ENOMEM;
+    void *ram = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (ram == MAP_FAILED) {
+        ht_dev_close(dev);
+        return -ENOMEM;
+    }
+    dev->ram = ram;
+    dev->size = bytes;
+    dev->lba = lba;
+    dev->local = true;
+    *out_dev = dev;
+    return 0;
+}
+
+void *ht_dev_ram_data(struct ht_dev *dev)
+{
+    return dev->ram;
+}
+
+int ht_ram_perform(struct ht_io *io)
+{
+    struct ht_dev *dev = io->dev;
+
+    if (dev->observer)
+        return dev->observer->perform(dev->observer, io);
+    ht_mutex_lock(&dev->ram_lock);
+    if (io->op == HT_IO_READ)
+        memcpy(io->buf, dev->ram + io->offset, io->len);
+    else if (io->op == HT_IO_WRITE)
+        memcpy(dev->ram + io->offset, io->buf, io->len);
+    ht_mutex_unlock(&dev->ram_lock);
+    return 0;
+}
+
+/* -------------------------------------------------------------- properties */
+
 uint64_t ht_dev_size(const struct ht_dev *dev)
 {
     return dev->size;
@@ -118,6 +172,11 @@ uint64_t ht_dev_place(const struct ht_dev *dev)
     return dev->place;
 }
 
+uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge)
+{
+    return huge ? dev->transfer_max : dev->scattered_max;
+}
+
 void ht_dev_stop_writes(struct ht_dev *dev)
 {
     atomic_store(&dev->stopped, true);
@@ -126,17 +185,17 @@ void ht_dev_stop_writes(struct ht_dev *dev)
 void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
 {
     *out = (struct ht_dev_counters){
-        .reads = atomic_load(&dev->reads),
-        .writes = atomic_load(&dev->writes),
-        .flushes = atomic_load(&dev->flushes),
-        .read_bytes = atomic_load(&dev->read_bytes),
-        .written_bytes = atomic_load(&dev->written_bytes),
-        .discards = atomic_load(&dev->discards),
-        .discarded_bytes = atomic_load(&dev->discarded_bytes),
-        .discard_errors = atomic_load(&dev->discard_errors),
-        .read_errors = atomic_load(&dev->read_errors),
-        .write_errors = atomic_load(&dev->write_errors),
-        .flush_errors = atomic_load(&dev->flush_errors),
+        .reads = dev->done[HT_IO_READ],
+        .writes = dev->done[HT_IO_WRITE],
+        .flushes = dev->done[HT_IO_FLUSH],
+        .discards = dev->done[HT_IO_DISCARD],
+        .read_bytes = dev->bytes[HT_IO_READ],
+        .written_bytes = dev->bytes[HT_IO_WRITE],
+        .discarded_bytes = dev->bytes[HT_IO_DISCARD],
+        .read_errors = dev->errors[HT_IO_READ],
+        .write_errors = dev->errors[HT_IO_WRITE],
+        .flush_errors = dev->errors[HT_IO_FLUSH],
+        .discard_errors = dev->errors[HT_IO_DISCARD],
     };
 }
 
@@ -176,7 +235,95 @@ bool ht_dev_needs_flush(const struct ht_dev *dev)
 
 uint64_t ht_dev_flush_failures(const struct ht_dev *dev)
 {
-    return atomic_load(&dev->flush_errors);
+    return atomic_load(&dev->errors[HT_IO_FLUSH]);
+}
+
+/* ---------------------------------------------------------------- requests */
+
+static enum ht_direction direction_of(const struct ht_io *io)
+{
+    return io->op == HT_IO_READ ? HT_DIRECTION_READ : HT_DIRECTION_WRITE;
+}
+
+/* Reads and writes alone. */
+static void count_begin(struct ht_io *io) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
+{
+    struct ht_dev *dev = io->dev;
+
+    ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
+    if (io->large_)
+        ht_rate_begin(&dev->large_rate[direction_of(io)], io->began_ns_, io->len);
+    dev->gate.in_flight_bytes[io->io_class_] += io->len;
+    if (io->io_class_ != HT_IO_URGENT)
+        return;
+    ht_gate_urgent_begin(&dev->gate_state.requests, io->began_ns_);
+    ht_gate_urgent_begin(&dev->gate_state.waits, io->began_ns_);
+}
+
+static void count_end(struct ht_io *io, uint64_t now_ns, int result) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
+{
+    struct ht_dev *dev = io->dev;
+
+    ht_rate_end(&dev->rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+    if (io->large_)
+        ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+    dev->gate.in_flight_bytes[io->io_class_] -= io->len;
+    dev->gate.moved_bytes[io->io_class_] += result == 0 ? io->len : 0;
+    if (io->io_class_ != HT_IO_URGENT)
+        return;
+    ht_gate_urgent_end(&dev->gate_state.requests, now_ns);
+    ht_gate_urgent_end(&dev->gate_state.waits, now_ns);
+}
+
+static void begin_flight(struct ht_io *io)
+{
+    struct ht_dev *dev = io->dev;
+
+    atomic_fetch_add_explicit(&dev->in_flight, 1, memory_order_relaxed);
+    io->newer_ = NULL;
+    io->thread_ = ht_activity_thread();
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    io->began_ns_ = ht_now_ns();
+    io->older_ = dev->newest;
+    if (dev->newest)
+        dev->newest->newer_ = io;
+    else
+        dev->oldest = io;
+    dev->newest = io;
+    if (io->rated_)
+        count_begin(io);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+    if (io->op == HT_IO_FLUSH)
+        HT_PROBE2(flush_begin, dev->name, io);
+}
+
+static void take_out(struct ht_io *io, int result)
+{
+    struct ht_dev *dev = io->dev;
+
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    uint64_t now_ns = ht_now_ns();
+    *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
+    *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
+    if (io->rated_)
+        count_end(io, now_ns, result);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+}
+
+static void end_flight(struct ht_io *io, int result)
+{
+    struct ht_dev *dev = io->dev;
+
+    if (io->op == HT_IO_WRITE && result == 0)
+        atomic_store_explicit(&dev->writes_failed_in_row, 0, memory_order_relaxed);
+    else if (io->op == HT_IO_WRITE)
+        atomic_fetch_add_explicit(&dev->writes_failed_in_row, 1, memory_order_relaxed);
+    else if (io->op == HT_IO_FLUSH)
+        atomic_store_explicit(&dev->flush_failed, result != 0, memory_order_relaxed);
+    take_out(io, result);
+    if (io->op == HT_IO_FLUSH)
+        HT_PROBE3(flush_end, dev->name, io, result);
+    atomic_fetch_sub_explicit(&dev->in_flight, 1, memory_order_release);
 }
 
 static int check_transfer(const struct ht_io *io)
@@ -209,23 +356,18 @@ int ht_io_begin(struct ht_io *io)
     io->io_class_ = ht_io_class();
     io->rated_ = rc == 0 && (io->op == HT_IO_READ || io->op == HT_IO_WRITE);
     io->large_ = io->rated_ && io->len >= HT_RATE_LARGE_BYTES;
-    ht_flight_begin(io);
+    begin_flight(io);
     if (io->op == HT_IO_FLUSH)
         io->len = 0;
     return rc == 0 && o ? o->begin(o, io) : rc;
 }
 
-static void count(struct ht_io *io, int result)
+static void count(const struct ht_io *io, int result)
 {
     struct ht_dev *dev = io->dev;
-    _Atomic uint64_t *done[HT_IO_OPS] = {&dev->reads, &dev->writes, &dev->flushes, &dev->discards};
-    _Atomic uint64_t *bytes[HT_IO_OPS] = {&dev->read_bytes, &dev->written_bytes, NULL, &dev->discarded_bytes};
-    _Atomic uint64_t *failed[HT_IO_OPS] = {&dev->read_errors, &dev->write_errors, &dev->flush_errors,
-                                           &dev->discard_errors};
 
-    atomic_fetch_add_explicit(result == 0 ? done[io->op] : failed[io->op], 1, memory_order_relaxed);
-    if (result == 0 && bytes[io->op])
-        atomic_fetch_add_explicit(bytes[io->op], io->len, memory_order_relaxed);
+    atomic_fetch_add_explicit(result == 0 ? &dev->done[io->op] : &dev->errors[io->op], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&dev->bytes[io->op], result == 0 ? io->len : 0, memory_order_relaxed);
 }
 
 void ht_io_end(struct ht_io *io, int result, bool performed)
@@ -237,9 +379,95 @@ void ht_io_end(struct ht_io *io, int result, bool performed)
     if (performed && io->op == HT_IO_WRITE) /* one that failed may have changed the medium, too */
         atomic_fetch_add(&io->dev->writes_ended, 1);
     count(io, result);
-    ht_flight_end(io, result);
+    end_flight(io, result);
     if (io->shared_)
         ht_flush_end(io);
     io->result = result;
     io->done = true;
+}
+
+/* ------------------------------------------------------------------- state */
+
+uint64_t ht_dev_oldest_ns(struct ht_dev *dev)
+{
+    uint64_t age_ns = 0;
+
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    if (dev->oldest)
+        age_ns = ht_max_u64(ht_now_ns() - dev->oldest->began_ns_, 1);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+    return age_ns;
+}
+
+void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_rate *out)
+{
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_get(&dev->rate[direction], ht_now_ns(), out);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+}
+
+void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct ht_rate_totals *out)
+{
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_totals(&dev->large_rate[direction], ht_now_ns(), out);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+}
+
+bool ht_dev_is_loaded(struct ht_dev *dev)
+{
+    struct ht_dev_rate rate;
+    uint64_t bytes = 0;
+
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_get(&dev->rate[HT_DIRECTION_WRITE], ht_now_ns(), &rate);
+    for (unsigned c = 0; c < HT_IO_CLASSES; c++)
+        bytes += dev->gate.in_flight_bytes[c];
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+    double most = (double)rate.bytes_per_s * (double)HT_DEV_LOADED_NS * 1e-9;
+    return (double)bytes > (rate.known ? most : (double)HT_GATE_UNKNOWN_BYTES);
+}
+
+static void dump_request(const struct ht_io *io, struct ht_dump *d)
+{
+    static const char *const words[] = {"read", "write", "flush", "discard"};
+
+    ht_dump_put(d, "    %s", words[io->op]);
+    if (io->op != HT_IO_FLUSH)
+        ht_dump_put(d, " of %u bytes at %llu", io->len, (unsigned long long)io->offset);
+    ht_dump_put(d, " for ");
+    ht_dump_age(d, io->began_ns_);
+    ht_dump_put(d, ", by ");
+    ht_dump_thread(d, io->thread_);
+    ht_dump_put(d, "\n");
+}
+
+void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d)
+{
+    unsigned shown = 0, all = dev->in_flight;
+
+    ht_dump_put(d, "  ");
+    ht_dump_name(d, dev->name);
+    ht_dump_put(d, ": %u request%s in flight\n", all, all == 1 ? "" : "s");
+    if (!ht_dump_lock(d, ht_dev_flight_lock(dev), "requests in flight"))
+        return;
+    for (const struct ht_io *io = dev->oldest; io && shown < DUMP_REQUESTS_MAX; io = io->newer_, shown++)
+        dump_request(io, d);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+}
+
+enum ht_health ht_dev_health(struct ht_dev *dev, uint64_t answer_ns_max)
+{
+    if (ht_dev_oldest_ns(dev) > answer_ns_max)
+        return HT_HEALTH_NOT_ANSWERING;
+    if (dev->writes_failed_in_row >= FAILING_WRITES || dev->flush_failed)
+        return HT_HEALTH_FAILING;
+    return dev->errors[HT_IO_READ] || dev->errors[HT_IO_WRITE] || dev->errors[HT_IO_FLUSH] ? HT_HEALTH_ERRORS
+                                                                                           : HT_HEALTH_OK;
+}
+
+const char *ht_health_word(enum ht_health health)
+{
+    static const char *const words[] = {"ok", "errors", "failing", "not-answering", "missing"};
+
+    return words[health];
 }

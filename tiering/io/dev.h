@@ -21,11 +21,17 @@
 #pragma once
 
 #include <sys/uio.h>
-#include "tiering/io/gate_policy.h"
 #include "tiering/io/rate.h"
 
 struct ht_dev;
 struct ht_ring;
+
+enum ht_io_class {
+    HT_IO_URGENT,     /* of a thread that says nothing else */
+    HT_IO_PLANNED,    /* readahead, prefetch, writeback */
+    HT_IO_BACKGROUND, /* scrub, log checkpoint */
+    HT_IO_CLASSES
+};
 
 /* A piece of memory, for registration. */
 struct ht_pinned_area {

@@ -11,7 +11,8 @@
  */
 #pragma once
 
-#include "tiering/io/dev.h"
+#include "tiering/io/gate.h"
+#include "tiering/io/nvme.h"
 #include "tiering/base/lock.h"
 #include "tiering/sys/mem.h"
 
@@ -64,8 +65,7 @@ struct ht_dev {
 
     struct ht_observer *_Atomic observer; /* or NULL */
 
-    _Atomic uint64_t reads, writes, flushes, discards, read_bytes, written_bytes, discarded_bytes;
-    _Atomic uint64_t read_errors, write_errors, flush_errors, discard_errors;
+    _Atomic uint64_t done[HT_IO_OPS], bytes[HT_IO_OPS], errors[HT_IO_OPS];
     _Atomic unsigned writes_failed_in_row;
     _Atomic bool flush_failed; /* the last one did */
     _Atomic uint64_t writes_ended, writes_covered;
@@ -82,14 +82,9 @@ struct ht_dev {
     HT_GUARDED_BY(HT_LOCK_DEV_FLIGHT) struct {
         struct ht_io *oldest, *newest; /* in flight, through newer_ and older_ */
         struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
-        uint64_t class_bytes[HT_IO_CLASSES]; /* of reads and writes in flight */
-        uint64_t moved_bytes[HT_IO_CLASSES]; /* of those that succeeded */
-        /* The gate (gate.c): urgent requests; and with callers that wait for what a lower class holds. */
-        struct ht_gate_urgent urgent_requests, urgent_waits;
+        struct ht_gate_state gate_state; /* but for what depends on the request (gate.c) */
         uint64_t permitted_bytes[HT_DIRECTIONS];
-        unsigned background_permits;
-        uint64_t share_ns, share_bytes; /* the last permit of a thread with a share */
-        uint64_t gate_waits[HT_IO_CLASSES], gate_wait_ns[HT_IO_CLASSES];
+        struct ht_gate_stats gate;
     };
     _Atomic unsigned permits;      /* of lower classes */
     _Atomic unsigned gate_waiters; /* threads; changed with flight_lock held */
@@ -118,33 +113,30 @@ void ht_io_end(struct ht_io *io, int result, bool performed);
 int ht_raw_geometry(struct ht_dev *dev, dev_t block) HT_MUST_CHECK;
 /* A flush of a device without a volatile cache. */
 bool ht_raw_ends_at_once(const struct ht_io *io);
-/* A segment of a request to a raw device: as much as one command transfers. */
+/* What a segment of a request to a raw device, which is one command, needs until it has ended. */
 struct ht_raw_segment {
-    uint32_t at, len;
-    int registered; /* which segment of registered memory it is in, or -1 */
-    uint8_t *range; /* HT_NVME_RANGE_BYTES that stay until it has ended */
+    unsigned tries;                     /* after these the controller wanted another one */
+    bool unregistered;                  /* the kernel refused it once, perhaps for its registered memory */
+    uint8_t range[HT_NVME_RANGE_BYTES]; /* of a discard */
 };
 struct io_uring_sqe;
-/* sqe: twice as long as others. */
-void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, const struct ht_raw_segment *p);
-/* The meaning of a completion: len, or -errno; -EAGAIN: the same command again, a bounded number of times. */
-int ht_raw_result(int res, uint32_t len, unsigned *tries);
-
-/* health.c: a request is in flight, and not any more. */
-void ht_flight_begin(struct ht_io *io);
-void ht_flight_end(struct ht_io *io, int result);
-
-/* How much of so many bytes, or of none, the next transfer moves. */
-uint32_t ht_dev_segment(const struct ht_io *io, uint32_t left, bool huge);
+/* sqe: twice as long as others. registered: which segment of registered memory it is in, or -1. */
+void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, uint32_t at, uint32_t len, int registered,
+                    struct ht_raw_segment *r);
+/*
+ * The meaning of a completion in the terms of other devices, whose results it returns as they are: len, or -errno;
+ * -EINTR, -EAGAIN: the same command again, a bounded number of times.
+ */
+int ht_raw_result(const struct ht_io *io, int res, uint32_t len, struct ht_raw_segment *r);
 
 /*
- * node.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs (below one called devices),
+ * sysfs.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs (below one called devices),
  * so many devices below the one that was asked for.
  */
 int ht_node_of_block(dev_t number);
 int ht_node_of_folder(const char *dir, unsigned depth);
 
-/* limits.c: learn transfer_max and scattered_max of a block device. */
+/* Learns transfer_max and scattered_max of a block device. */
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 /* A number of the queue of a block device; 0: not known. */
 uint64_t ht_queue_limit(dev_t number, const char *name);

@@ -371,7 +371,7 @@ static int namespace_geometry(struct ht_dev *dev, const struct source *s, dev_t 
     int rc = ht_raw_geometry(dev, block.st_rdev);
     if (rc == 0)
         rc = try_command(dev, s->beside);
-    dev->reads = dev->read_bytes = 0; /* these reads were not from a caller */
+    dev->done[HT_IO_READ] = dev->bytes[HT_IO_READ] = 0; /* these reads were not from a caller */
     return rc;
 }
 

@@ -7,8 +7,8 @@
  * does both.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/log.h"
-#include "tiering/io/nvme.h"
 
 #include <hitrain/limits.h>
 #include <liburing.h>
@@ -131,34 +131,48 @@ bool ht_raw_ends_at_once(const struct ht_io *io)
     return io->dev->raw && io->op == HT_IO_FLUSH && !io->dev->volatile_cache;
 }
 
-void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, const struct ht_raw_segment *p)
+void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, uint32_t at, uint32_t len, int registered,
+                    struct ht_raw_segment *r)
 {
     struct nvme_uring_cmd *command = (struct nvme_uring_cmd *)sqe->cmd;
     const struct ht_dev *dev = io->dev;
-    uint64_t offset = io->offset + p->at;
+    uint64_t offset = io->offset + at;
 
     memset(sqe, 0, sizeof(*sqe)); /* the command lies after it, and is written whole */
     sqe->opcode = IORING_OP_URING_CMD;
     sqe->fd = dev->fd;
     sqe->cmd_op = NVME_URING_CMD_IO;
-    if (p->registered >= 0) {
+    if (registered >= 0 && !r->unregistered && !dev->unregistered) {
         sqe->uring_cmd_flags = IORING_URING_CMD_FIXED;
-        sqe->buf_index = (uint16_t)p->registered;
+        sqe->buf_index = (uint16_t)registered;
     }
     if (io->op == HT_IO_FLUSH)
         ht_nvme_flush(command, dev->nsid);
     else if (io->op == HT_IO_DISCARD)
-        ht_nvme_deallocate(command, dev->nsid, offset >> dev->block_shift, p->len >> dev->block_shift, p->range);
+        ht_nvme_deallocate(command, dev->nsid, offset >> dev->block_shift, len >> dev->block_shift, r->range);
     else
         ht_nvme_transfer(command, io->op == HT_IO_WRITE ? HT_NVME_WRITE : HT_NVME_READ, dev->nsid, dev->block_shift,
-                         offset, (char *)io->buf + p->at, p->len);
+                         offset, (char *)io->buf + at, len);
 }
 
-int ht_raw_result(int res, uint32_t len, unsigned *tries)
+int ht_raw_result(const struct ht_io *io, int res, uint32_t len, struct ht_raw_segment *r)
 {
+    bool refused = ht_fault(HT_FAULT_IO_COMMAND_MEMORY) != 0;
+
+    if (!io->dev->raw)
+        return res;
+    /*
+     * Not every kernel takes every registered memory for a command: Linux 6.1 takes none that
+     * it knows to be of large pages.
+     */
+    if ((res == -EINVAL || refused) && !r->unregistered) {
+        r->unregistered = true;
+        io->dev->unregistered = true;
+        return -EINTR;
+    }
     if (res <= 0)
         return res == 0 ? (int)len : res;
-    if (ht_nvme_may_retry((unsigned)res) && ++*tries < HT_NVME_TRIES)
+    if (ht_nvme_may_retry((unsigned)res) && ++r->tries < HT_NVME_TRIES)
         return -EAGAIN;
     return ht_nvme_errno((unsigned)res);
 }

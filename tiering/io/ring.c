@@ -24,8 +24,11 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
-#include "tiering/io/segment.h"
+#include "tiering/io/io_priv.h"
+#include "tiering/io/uring.h"
 
+#include <fcntl.h>
+#include <hitrain/limits.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 
@@ -35,6 +38,14 @@
 #define OFFER_BYTES (256u << 10)
 #define ORDER_SEED 0x9e3779b97f4a7c15u
 
+/* A part of a request, as much as its device does at once: the bytes that are still to be moved. */
+struct segment {
+    struct ht_io *io;
+    uint32_t at, len;
+    struct ht_raw_segment raw;
+    struct segment *next_free;
+};
+
 struct ht_ring {
     struct io_uring uring;
     pthread_t owner;
@@ -42,10 +53,12 @@ struct ht_ring {
     uint64_t unsent_bytes; /* lower bound, since the last submission to the kernel */
     struct ht_io *local;   /* through next_; a result that is not 0 is the error it ends with */
     unsigned local_count;
-    uint64_t order; /* state of the generator that mixes the local list */
-    struct ht_registered registered;
-    struct ht_segment *free;
-    struct ht_segment segment[]; /* depth */
+    uint64_t order;                                /* state of the generator that mixes the local list */
+    struct ht_uring_memory memory;                 /* registered */
+    const struct ht_dev *file[2 * HT_DEVICES_MAX]; /* the same; a place is the kernel's number */
+    unsigned file_count;
+    struct segment *free;
+    struct segment segment[]; /* depth */
 };
 
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
@@ -99,35 +112,35 @@ void ht_ring_discard(struct ht_ring *ring)
 
 void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, unsigned count)
 {
-    if (ring->registered.memory.count == 0)
-        (void)ht_uring_register(&ring->uring, areas, count, &ring->registered.memory);
+    if (ring->memory.count == 0)
+        (void)ht_uring_register(&ring->uring, areas, count, &ring->memory);
 }
 
 bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, const struct ht_uring_memory *memory)
 {
-    ring->registered.memory.count = 0;
+    ring->memory.count = 0;
     if (!ht_uring_clone(&ring->uring, from))
         return false;
-    ring->registered.memory = *memory;
+    ring->memory = *memory;
     return true;
 }
 
 void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count)
 {
-    int fds[HT_ARRAY_SIZE(ring->registered.file)];
+    int fds[HT_ARRAY_SIZE(ring->file)];
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
         if (!devs[i] || devs[i]->fd < 0 || n + 2 > HT_ARRAY_SIZE(fds))
             continue;
-        ring->registered.file[n] = devs[i];
+        ring->file[n] = devs[i];
         fds[n++] = devs[i]->fd;
         /* no request names it: it holds the device while requests of a killed process last */
         if (devs[i]->hold_fd >= 0)
             fds[n++] = devs[i]->hold_fd;
     }
-    if (ht_uring_register_files(&ring->uring, fds, n))
-        ring->registered.file_count = n;
+    if (n > 0 && ht_fault(HT_FAULT_IO_FILES) == 0 && io_uring_register_files(&ring->uring, fds, n) == 0)
+        ring->file_count = n;
 }
 
 static void fatal(const char *what, int err)
@@ -138,25 +151,84 @@ static void fatal(const char *what, int err)
 
 /* ------------------------------------------------------------------ segments */
 
+/* For schedulers of the kernel that have classes; others take no notice. 0: that of the thread. */
+static uint16_t priority_of(enum ht_io_class io_class)
+{
+    enum { BEST_EFFORT = 2, IDLE = 3, SHIFT = 13, LOWEST = 7 };
+    static const uint16_t of[HT_IO_CLASSES] = {
+        [HT_IO_PLANNED] = BEST_EFFORT << SHIFT | LOWEST, [HT_IO_BACKGROUND] = IDLE << SHIFT};
+
+    return of[io_class];
+}
+
+/* fixed: which segment of registered memory it is in, or -1. */
+static void prepare_transfer(struct io_uring_sqe *sqe, const struct segment *p, int fixed)
+{
+    const struct ht_io *io = p->io;
+    char *buf = (char *)io->buf + p->at;
+    uint64_t offset = io->offset + p->at;
+
+    if (io->op == HT_IO_READ && fixed >= 0)
+        io_uring_prep_read_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
+    else if (io->op == HT_IO_READ)
+        io_uring_prep_read(sqe, io->dev->fd, buf, p->len, offset);
+    else if (fixed >= 0)
+        io_uring_prep_write_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
+    else
+        io_uring_prep_write(sqe, io->dev->fd, buf, p->len, offset);
+    sqe->ioprio = priority_of(io->io_class_);
+}
+
+/* Names a registered device by its place: the kernel need not look up, hold and release the file. */
+static void name_device(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct ht_dev *dev)
+{
+    for (unsigned i = 0; i < ring->file_count; i++) {
+        if (ring->file[i] != dev)
+            continue;
+        sqe->fd = (int)i;
+        sqe->flags |= IOSQE_FIXED_FILE;
+        return;
+    }
+}
+
+/* Asks the kernel for the whole rest, by the kind of the device. */
+static void prepare_segment(const struct ht_ring *ring, struct io_uring_sqe *sqe, struct segment *p)
+{
+    const struct ht_io *io = p->io;
+    bool moves = io->op == HT_IO_READ || io->op == HT_IO_WRITE;
+    int fixed = moves ? ht_uring_lookup(&ring->memory, (uintptr_t)io->buf + p->at, p->len) : -1;
+
+    if (io->dev->raw)
+        ht_raw_prepare(sqe, io, p->at, p->len, fixed, &p->raw);
+    else if (io->op == HT_IO_DISCARD)
+        io_uring_prep_fallocate(sqe, io->dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                (off_t)(io->offset + p->at), p->len);
+    else if (io->op == HT_IO_FLUSH)
+        io_uring_prep_fsync(sqe, io->dev->fd, IORING_FSYNC_DATASYNC);
+    else
+        prepare_transfer(sqe, p, fixed);
+    name_device(ring, sqe, io->dev);
+}
+
 /* Hands the rest of a segment to the kernel, at the next submission. */
-static void push_segment(struct ht_ring *ring, struct ht_segment *p)
+static void push_segment(struct ht_ring *ring, struct segment *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
     if (!sqe)
         fatal("no free submission entry", -ENOSPC);
-    ht_segment_prepare(p, &ring->registered, sqe);
+    prepare_segment(ring, sqe, p);
     io_uring_sqe_set_data(sqe, p);
     ring->unsent_bytes += p->len;
 }
 
 static void begin_segment(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
 {
-    struct ht_segment *p = ring->free;
+    struct segment *p = ring->free;
 
     ring->free = p->next_free;
     ring->in_flight++;
-    *p = (struct ht_segment){.io = io, .at = at, .len = len};
+    *p = (struct segment){.io = io, .at = at, .len = len};
     io->pieces_++;
     push_segment(ring, p);
 }
@@ -205,7 +277,7 @@ static void piece_gone(struct ht_io *io, int result, uint32_t moved)
         end(io, io->error_, true);
 }
 
-static void end_segment(struct ht_ring *ring, struct ht_segment *p, int result)
+static void end_segment(struct ht_ring *ring, struct segment *p, int result)
 {
     struct ht_io *io = p->io;
     uint32_t moved = p->at;
@@ -264,9 +336,69 @@ static bool serve_local(struct ht_ring *ring)
     return served;
 }
 
-static void handle_cqe(struct ht_ring *ring, struct ht_segment *p, int res)
+static uint32_t half_of(const struct ht_dev *dev, uint32_t bytes)
 {
-    int rc = ht_segment_complete(p, res);
+    uint32_t half = bytes / 2 / dev->lba * dev->lba;
+
+    return half > 0 ? half : bytes;
+}
+
+/* The kernel reports a block device that went away, or shrank, as full; a thin volume may really be full. */
+static int true_error(const struct ht_dev *dev, int err)
+{
+    uint64_t bytes;
+
+    if (err != -ENOSPC || !dev->block || (ioctl(dev->fd, BLKGETSIZE64, &bytes) == 0 && bytes >= dev->size))
+        return err;
+    return -EIO;
+}
+
+/* How much of a transfer was moved, as far as tests allow it. */
+static uint32_t moved_of(const struct ht_io *io, int res)
+{
+    uint32_t moved = (uint32_t)res;
+
+    if (ht_fault(HT_FAULT_IO_SHORT) != 0)
+        moved = half_of(io->dev, moved);
+    if (ht_fault(HT_FAULT_IO_TORN) != 0 && moved > 0)
+        moved--;
+    return moved;
+}
+
+/*
+ * A flush of a file is not repeated: fsync returns the error of a write once, whichever it is (EAGAIN, too), and the
+ * next one would return 0. An NVMe command is: its status says that it may be.
+ *
+ * 0: it is done; 1: submit the rest; -EAGAIN: submit it later; else the error it ends with.
+ */
+static int complete_segment(struct segment *p, int res)
+{
+    const struct ht_dev *dev = p->io->dev;
+
+    res = ht_raw_result(p->io, res, p->len, &p->raw);
+    if (p->io->op == HT_IO_DISCARD && res == 0)
+        res = (int)p->len;
+    if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
+        res = -EAGAIN;
+    if (p->io->op == HT_IO_FLUSH && !dev->raw && (res == -EINTR || res == -EAGAIN))
+        res = -EIO;
+    if (res == -EINTR)
+        return 1;
+    if (res == -EAGAIN)
+        return res;
+    if (p->io->op == HT_IO_FLUSH || res < 0)
+        return res < 0 ? true_error(dev, res) : 0;
+    uint32_t moved = moved_of(p->io, res);
+    p->at += moved;
+    p->len -= moved;
+    if (p->len == 0)
+        return 0;
+    return moved == 0 || moved % dev->lba != 0 ? -EIO : 1; /* -EIO: the device became shorter than it was */
+}
+
+static void handle_cqe(struct ht_ring *ring, struct segment *p, int res)
+{
+    int rc = complete_segment(p, res);
 
     if (rc == -EAGAIN)
         ht_sleep_ns(ERROR_NAP_NS);
@@ -315,7 +447,7 @@ static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
     io_uring_smp_store_release(sq->ktail, head);
     for (unsigned i = 0; i < count; i++) {
         const struct io_uring_sqe *sqe = &sq->sqes[((head + i) & sq->ring_mask) << shift];
-        end_segment(ring, (struct ht_segment *)(uintptr_t)sqe->user_data, -EIO);
+        end_segment(ring, (struct segment *)(uintptr_t)sqe->user_data, -EIO);
     }
 }
 
@@ -372,15 +504,26 @@ static void reap(struct ht_ring *ring, unsigned wait)
     }
 }
 
+/* How much of so many bytes, or of none, the next one has. They are of one size, so that none is a small rest. */
+static uint32_t segment_bytes(const struct ht_io *io, uint32_t left, bool huge)
+{
+    const struct ht_dev *dev = io->dev;
+    uint32_t max = io->op == HT_IO_DISCARD ? dev->discard_max : ht_dev_transfer_max(dev, huge);
+
+    if (max == 0 || left <= max)
+        return left;
+    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->lba);
+}
+
 static void cut_segments(struct ht_ring *ring, struct ht_io *io)
 {
-    bool huge = ht_uring_is_huge(&ring->registered.memory, (uintptr_t)io->buf);
+    bool huge = ht_uring_is_huge(&ring->memory, (uintptr_t)io->buf);
     uint32_t at = 0;
 
     io->moved_ = io->len;
     io->pieces_ = 1;
     do {
-        uint32_t len = ht_dev_segment(io, io->len - at, huge);
+        uint32_t len = segment_bytes(io, io->len - at, huge);
         while (ring->in_flight >= ring->depth)
             reap(ring, 1);
         begin_segment(ring, io, at, len);
@@ -452,30 +595,4 @@ void ht_ring_drain(struct ht_ring *ring)
 unsigned ht_ring_in_flight(const struct ht_ring *ring)
 {
     return ring->in_flight;
-}
-
-static unsigned pieces_left(const struct ht_io *ios, unsigned count)
-{
-    unsigned n = 0;
-
-    for (unsigned i = 0; i < count; i++)
-        n += ios[i].done ? 0 : ios[i].pieces_;
-    return n;
-}
-
-int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count)
-{
-    int result = 0;
-
-    for (unsigned i = 0; i < count; i++)
-        ht_ring_submit(ring, &ios[i]);
-    ht_activity_wait("a device", 0);
-    for (unsigned i = 0; i < count; i++) {
-        while (!ios[i].done)
-            reap(ring, pieces_left(ios + i, count - i));
-        if (result == 0)
-            result = ios[i].result;
-    }
-    ht_activity_go_on();
-    return result;
 }

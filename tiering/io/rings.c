@@ -42,7 +42,7 @@ struct member {
     const struct shared *shared; /* taken over, or that was tried */
 };
 
-struct thread {
+struct thread { /* not in thread-local memory: a forked child unlinks the rings of threads that it has not */
     struct ht_list members; /* lock */
 };
 

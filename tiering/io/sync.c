@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * sync.c - reads, writes and flushes that are waited for at once, through the thread's own ring.
- */
+/* sync.c - requests that are waited for at once: on a ring, and reads, writes and flushes on the thread's own ring. */
 #include "tiering/io/io_priv.h"
 #include "tiering/io/rings.h"
 
@@ -10,6 +8,30 @@
 #define PARTS_AT_ONCE 8u
 #define PART_BYTES_MAX (1u << 20)
 #define DISCARD_BYTES_MAX (1u << 30) /* of one request */
+
+static unsigned pieces_left(const struct ht_io *ios, unsigned count)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        n += ht_io_pieces_left(&ios[i]);
+    return n;
+}
+
+int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count)
+{
+    int result = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        ht_ring_submit(ring, &ios[i]);
+    for (unsigned i = 0; i < count; i++) {
+        while (!ios[i].done)
+            ht_ring_wait_some(ring, pieces_left(ios + i, count - i));
+        if (result == 0)
+            result = ios[i].result;
+    }
+    return result;
+}
 
 /* Transfers parts of PART_BYTES_MAX, as many at a time as the ring is deep. */
 static int transfer(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)

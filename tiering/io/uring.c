@@ -78,37 +78,21 @@ static bool registers_files(struct io_uring *uring)
     return works;
 }
 
-static bool registers_memory(struct io_uring *uring)
+static void probe_memory(struct io_uring *uring, struct ht_io_features *f)
 {
+    struct io_uring other;
     void *page;
 
     if (posix_memalign(&page, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
-        return false;
-    bool works = io_uring_register_buffers(uring, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0;
-    if (works)
+        return;
+    f->memory = io_uring_register_buffers(uring, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0;
+    if (f->memory && io_uring_queue_init(PROBE_DEPTH, &other, 0) == 0) {
+        f->shared_memory = clone_memory(&other, uring) == 0;
+        io_uring_queue_exit(&other);
+    }
+    if (f->memory)
         io_uring_unregister_buffers(uring);
     free(page);
-    return works;
-}
-
-static bool shares_memory(void)
-{
-    struct io_uring from, to;
-    void *page;
-    bool works = false;
-
-    if (posix_memalign(&page, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
-        return false;
-    if (io_uring_queue_init(PROBE_DEPTH, &from, 0) == 0) {
-        if (io_uring_queue_init(PROBE_DEPTH, &to, 0) == 0) {
-            works = io_uring_register_buffers(&from, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0 &&
-                clone_memory(&to, &from) == 0;
-            io_uring_queue_exit(&to);
-        }
-        io_uring_queue_exit(&from);
-    }
-    free(page);
-    return works;
 }
 
 /* NVMe commands are longer than an entry, and so are their results. */
@@ -135,8 +119,7 @@ static int probe_locked(void) HT_REQUIRES_STATIC(lock)
         return rc;
     if (operations_there(&uring)) {
         f.files = registers_files(&uring);
-        f.memory = registers_memory(&uring);
-        f.shared_memory = f.memory && shares_memory();
+        probe_memory(&uring, &f);
     } else {
         rc = -ENOSYS;
     }
@@ -276,11 +259,4 @@ bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base)
         if (base >= m->area[i].base && base - m->area[i].base < m->area[i].bytes)
             return m->area[i].huge;
     return false;
-}
-
-/* ------------------------------------------------------------------ files */
-
-bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count)
-{
-    return count > 0 && ht_fault(HT_FAULT_IO_FILES) == 0 && io_uring_register_files(uring, fds, count) == 0;
 }

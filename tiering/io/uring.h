@@ -40,6 +40,3 @@ bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from);
 int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len);
 /* Is this address in registered memory of huge pages? */
 bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base);
-
-/* Opens files. False: none is registered. */
-bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count);

@@ -20,7 +20,6 @@
 #include "tiering/object/refcount.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
-#include "tiering/base/pages.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "tiering/base/list.h"
-#include "tiering/sys/shared.h"
+#include "tiering/sys/mem.h"
 #include "tiering/cache/arena.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"

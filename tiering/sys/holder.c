@@ -2,6 +2,10 @@
 /*
  * The kernel reports the owner of a flock, but not the holder of a block device; for the latter the descriptors of all
  * processes are searched. Only links below /dev are followed: other open files may hang.
+ *
+ * The mount tables of all processes are read once for each mount namespace, as far as there is room to remember the
+ * namespaces. Open files of a process are queried with AT_STATX_DONT_SYNC: the file system, which may be ours or dead,
+ * gets no request.
  */
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
@@ -19,12 +23,39 @@
  * The kernel gives the table of locks in pieces of a page. A lock is missing in what a reader sees if one before it
  * ends between two pieces, so a table of more than a piece is read again before a lock counts as none.
  */
-enum { LOCK_TABLE_READS = 16, PIECE_BYTES = 2048 };
+enum { LOCK_TABLE_READS = 16, PIECE_BYTES = 2048, NAMESPACES_MAX = 256 };
 
-/* True: enough. */
-typedef bool visit_fn(pid_t pid, struct ht_holder *h);
+/* --------------------------------------------------------------- processes */
 
-bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
+/* The next one in /proc, which may be NULL; 0: that was all. */
+static pid_t next_process(DIR *proc)
+{
+    struct dirent *e;
+
+    while (proc && (e = readdir(proc)))
+        if (isdigit((unsigned char)e->d_name[0]))
+            return (pid_t)atol(e->d_name);
+    return 0;
+}
+
+/* Is any open file of a process, by its name in that folder, of that kind? */
+static bool has_file(pid_t pid, bool (*is)(int folder, const char *name, void *what), void *what)
+{
+    char path[32];
+    bool found = false;
+    struct dirent *e;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(path);
+    while (dir && !found && (e = readdir(dir)))
+        found = isdigit((unsigned char)e->d_name[0]) && is(dirfd(dir), e->d_name, what);
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+/* The command line of a process. False for kernel threads and for processes that have ended: they have none. */
+static bool read_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
 {
     char path[32];
 
@@ -52,11 +83,21 @@ static bool is_ours(pid_t pid)
     return ht_read_line(path, name, sizeof(name)) && strstr(name, "hitrain");
 }
 
+/* ----------------------------------------------------------------- holders */
+
+static bool take_owner(pid_t pid, struct ht_holder *h)
+{
+    if (!read_command(pid, h->command))
+        return false;
+    h->pid = pid;
+    return true;
+}
+
 /*
  * Lines are "1: FLOCK ADVISORY WRITE pid major:minor:inode start end", the device in hexadecimal. Returns the size of
  * the table.
  */
-static size_t each_flock_once(const struct stat *st, visit_fn *visit, struct ht_holder *h)
+static size_t find_owner_once(const struct stat *st, struct ht_holder *h)
 {
     FILE *f = fopen("/proc/locks", "re");
     size_t bytes = 0;
@@ -70,67 +111,29 @@ static size_t each_flock_once(const struct stat *st, visit_fn *visit, struct ht_
         int pid;
         if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) == 4 && pid > 0 &&
             makedev(major_no, minor_no) == st->st_dev && inode == st->st_ino)
-            done = visit(pid, h);
+            done = take_owner(pid, h);
     }
     if (f)
         fclose(f);
     return bytes;
 }
 
-static void each_flock(const struct stat *st, visit_fn *visit, struct ht_holder *h)
+static void find_owner(const struct stat *st, struct ht_holder *h)
 {
     for (unsigned i = 0; i < LOCK_TABLE_READS && h->pid == 0; i++)
-        if (each_flock_once(st, visit, h) < PIECE_BYTES)
+        if (find_owner_once(st, h) < PIECE_BYTES)
             return;
 }
 
 /* Files below /dev in a user's own namespace may hang, too: this uses only facts that the kernel has already. */
-static bool is_device(int fds, const char *name, dev_t rdev)
+static bool is_device(int fds, const char *name, void *rdev)
 {
     char link[PATH_MAX];
     ssize_t n = readlinkat(fds, name, link, sizeof(link) - 1);
     struct statx st;
 
     return n > 5 && memcmp(link, "/dev/", 5) == 0 && statx(fds, name, AT_STATX_DONT_SYNC, STATX_TYPE, &st) == 0 &&
-        S_ISBLK(st.stx_mode) && makedev(st.stx_rdev_major, st.stx_rdev_minor) == rdev;
-}
-
-static bool has_open(pid_t pid, dev_t rdev)
-{
-    char path[32];
-    struct dirent *e;
-    bool found = false;
-
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    while (dir && !found && (e = readdir(dir)))
-        found = is_device(dirfd(dir), e->d_name, rdev);
-    if (dir)
-        closedir(dir);
-    return found;
-}
-
-static void each_opener(dev_t rdev, visit_fn *visit, struct ht_holder *h)
-{
-    DIR *dir = opendir("/proc");
-    bool done = false;
-    struct dirent *e;
-
-    while (dir && !done && (e = readdir(dir))) {
-        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atol(e->d_name) : 0;
-        if (pid > 0 && has_open(pid, rdev))
-            done = visit(pid, h);
-    }
-    if (dir)
-        closedir(dir);
-}
-
-static bool take_owner(pid_t pid, struct ht_holder *h)
-{
-    if (!ht_holder_command(pid, h->command))
-        return false;
-    h->pid = pid;
-    return true;
+        S_ISBLK(st.stx_mode) && makedev(st.stx_rdev_major, st.stx_rdev_minor) == *(const dev_t *)rdev;
 }
 
 /* The first that has it open, until one comes that holds its files. */
@@ -139,7 +142,7 @@ static bool take_opener(pid_t pid, struct ht_holder *h)
     bool holds = pid == getpid() || is_ours(pid);
     char command[HT_HOLDER_COMMAND_MAX];
 
-    if ((!holds && h->pid != 0) || !ht_holder_command(pid, command))
+    if ((!holds && h->pid != 0) || !read_command(pid, command))
         return false;
     memcpy(h->command, command, sizeof(command));
     h->pid = pid;
@@ -147,24 +150,26 @@ static bool take_opener(pid_t pid, struct ht_holder *h)
     return holds;
 }
 
-/* The mount that a daemon serves has as its source a file or device that the daemon has open, by whatever name. */
-static int mount_of_process(pid_t pid, struct ht_mount_entry *m)
+static void find_opener(dev_t rdev, struct ht_holder *h)
 {
-    char path[32], link[PATH_MAX];
-    struct dirent *e;
-    int rc = -ENOENT;
+    DIR *dir = opendir("/proc");
+    bool done = false;
+    pid_t pid;
 
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-    DIR *dir = opendir(path);
-    while (dir && rc != 0 && (e = readdir(dir))) {
-        ssize_t n = readlinkat(dirfd(dir), e->d_name, link, sizeof(link) - 1);
-        link[n > 0 ? n : 0] = '\0';
-        if (link[0] == '/')
-            rc = ht_mount_named(link, m);
-    }
+    while (!done && (pid = next_process(dir)))
+        done = has_file(pid, is_device, &rdev) && take_opener(pid, h);
     if (dir)
         closedir(dir);
-    return rc;
+}
+
+/* The mount that a daemon serves has as its source a file or device that the daemon has open, by whatever name. */
+static bool is_mounted(int fds, const char *name, void *mount)
+{
+    char link[PATH_MAX];
+    ssize_t n = readlinkat(fds, name, link, sizeof(link) - 1);
+
+    link[n > 0 ? n : 0] = '\0';
+    return link[0] == '/' && ht_mount_named(link, mount) == 0;
 }
 
 int ht_holder_find(const char *path, struct ht_holder *out)
@@ -180,11 +185,11 @@ int ht_holder_find(const char *path, struct ht_holder *out)
         return -ENOMEM;
     *out = (struct ht_holder){0};
     if (S_ISBLK(st.st_mode))
-        each_opener(st.st_rdev, take_opener, out);
+        find_opener(st.st_rdev, out);
     else
-        each_flock(&st, take_owner, out);
+        find_owner(&st, out);
     if (ht_mount_of_source(path, m) == 0 ||
-        (out->pid && out->pid != getpid() && !out->opener && mount_of_process(out->pid, m) == 0)) {
+        (out->pid && out->pid != getpid() && !out->opener && has_file(out->pid, is_mounted, m))) {
         memcpy(out->point, m->point, sizeof(out->point));
         out->mount_lives = !ht_mount_is_fuse(m) || (out->pid != 0 && !out->opener);
     }
@@ -206,4 +211,106 @@ const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_M
         snprintf(text, HT_HOLDER_TEXT_MAX,
                  "in use: by a program that cannot be seen from here, or by the last writes of one that was killed");
     return text;
+}
+
+/* ---------------------------------------------------------- users of a mount */
+
+struct search {
+    unsigned major, minor;
+    const char *source;         /* NULL: any */
+    bool other_source;          /* any but that */
+    ino_t seen[NAMESPACES_MAX]; /* mount namespaces that need no look */
+    unsigned seen_count;
+};
+
+static int match(const void *what, const struct ht_mount_entry *m)
+{
+    const struct search *s = what;
+
+    return m->major == s->major && m->minor == s->minor &&
+        (!s->source || (strcmp(m->source, s->source) == 0) != s->other_source);
+}
+
+static bool table_has(const char *path, const struct search *s)
+{
+    struct ht_mount_entry m;
+
+    return ht_mount_find(path, match, s, &m) == 0;
+}
+
+bool ht_mount_is_here(unsigned major, unsigned minor, const char *source)
+{
+    const struct search s = {.major = major, .minor = minor, .source = source};
+
+    return table_has(HT_MOUNTS_HERE, &s);
+}
+
+/* By its link in /proc. False: it was checked already, or cannot be. */
+static bool is_new_namespace(struct search *s, const char *link)
+{
+    struct stat st;
+
+    if (stat(link, &st) != 0)
+        return false;
+    for (unsigned i = 0; i < s->seen_count; i++)
+        if (s->seen[i] == st.st_ino)
+            return false;
+    if (s->seen_count < NAMESPACES_MAX)
+        s->seen[s->seen_count++] = st.st_ino;
+    return true;
+}
+
+static bool has_mount(struct search *s, pid_t pid)
+{
+    char link[64], table[64];
+
+    snprintf(link, sizeof(link), "/proc/%d/ns/mnt", (int)pid);
+    snprintf(table, sizeof(table), "/proc/%d/mountinfo", (int)pid);
+    return is_new_namespace(s, link) && table_has(table, s);
+}
+
+static bool is_of_it(int folder, const char *name, void *search)
+{
+    const struct search *s = search;
+    struct statx st;
+
+    return statx(folder, name, AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, STATX_TYPE, &st) == 0 &&
+        st.stx_dev_major == s->major && st.stx_dev_minor == s->minor;
+}
+
+static bool has_open(struct search *s, pid_t pid)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "/proc/%d/cwd", (int)pid);
+    return is_of_it(AT_FDCWD, path, s) || has_file(pid, is_of_it, s);
+}
+
+static bool find_user(struct search *s, bool (*has)(struct search *s, pid_t pid), struct ht_mount_user *out)
+{
+    DIR *dir = opendir("/proc");
+    bool found = false;
+
+    while (!found && (out->pid = next_process(dir)))
+        found = out->pid != getpid() && has(s, out->pid) && read_command(out->pid, out->command);
+    if (dir)
+        closedir(dir);
+    return found;
+}
+
+int ht_mount_user_find(unsigned major, unsigned minor, const char *source, struct ht_mount_user *out)
+{
+    struct search s = {.major = major, .minor = minor, .source = source};
+
+    *out = (struct ht_mount_user){0};
+    (void)is_new_namespace(&s, "/proc/self/ns/mnt"); /* mounts in our own namespace do not count */
+    out->has_mount = find_user(&s, has_mount, out);
+    if (out->has_mount)
+        return 0;
+    s.other_source = true;
+    if (source && table_has(HT_MOUNTS_HERE, &s)) /* files with this number are those of another one */
+        return -ENOENT;
+    if (find_user(&s, has_open, out))
+        return 0;
+    return -ENOENT;
 }

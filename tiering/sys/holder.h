@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* holder.h - finds the process that has a device or store file open, so that a refusal can name it. */
+/*
+ * holder.h - finds processes by what they keep, so that a message can name them: the one that has a device or store
+ * file open, and one that keeps a mount alive that is not in this mount namespace any more.
+ */
 #pragma once
 
 #include <limits.h>
@@ -23,12 +26,25 @@ struct ht_holder {
  */
 int ht_holder_find(const char *path, struct ht_holder *out) HT_MUST_CHECK;
 /*
- * The command line of a process, arguments separated by blanks. False for kernel threads and
- * for processes that have ended: they have none.
- */
-bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX]);
-/*
  * "mounted on /mnt and held by process 12 (hitrain a b)", or "in use, perhaps by" a mere opener, or the known part.
  * Returns text.
  */
 const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX]);
+
+struct ht_mount_user {
+    pid_t pid;
+    char command[HT_HOLDER_COMMAND_MAX];
+    bool has_mount; /* in its mount namespace; else it has a file or its working directory there */
+};
+
+/*
+ * Is the file system of this device mounted anywhere in this mount namespace? The kernel gives the number of an ended
+ * file system to the next one: source, as the kernel has it, tells them apart (NULL: it is not compared).
+ */
+bool ht_mount_is_here(unsigned major, unsigned minor, const char *source);
+/*
+ * A process whose mount namespace, another than ours, has the file system; else one that has a file there open, or
+ * its working directory there. source: as above. Queries the kernel only, never the file system. -ENOENT: none that
+ * we may see. A mapping whose descriptor is closed is not found.
+ */
+int ht_mount_user_find(unsigned major, unsigned minor, const char *source, struct ht_mount_user *out) HT_MUST_CHECK;

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mem.c - large pinned memory.
+ * mem.c - large memory, and how much memory this process may still use.
  *
  * Order matters: huge pages and the NUMA policy are requested before the first page is touched, because existing pages
  * keep their size and place. No shared state; any thread.
  *
- * Anonymous memory, not a memfd: most systems give huge pages to it on request (enabled=madvise) and to
+ * Pinned memory is anonymous, not a memfd: most systems give huge pages to it on request (enabled=madvise) and to
  * shared memory never (shmem_enabled=never); without them filling it costs ten times as much.
+ *
+ * Shared memory is a memfd, mapped whole; again, twice as large, when it outgrows its mapping. Huge pages are used only
+ * for whole ones of the file: the last one would take 2 MiB for a small rest.
  */
 #include "tiering/sys/mem.h"
 #include "tiering/base/fault.h"
+#include "tiering/sys/cgroup.h"
 
 #include <inttypes.h>
 #include <malloc.h>
@@ -46,8 +50,11 @@ uint64_t ht_heap_spare_bytes(void)
     return bytes;
 }
 
-/* Reserves more than needed, and keeps the aligned part. */
-void *ht_mem_map_aligned(size_t bytes, int protection)
+/*
+ * Memory that nothing has touched, at an address aligned to huge pages: without that none is used. Or MAP_FAILED.
+ * Reserves more than needed, and keeps the aligned part.
+ */
+static void *map_aligned(size_t bytes, int protection)
 {
     size_t reserved = bytes + HT_HUGE_PAGE_BYTES;
     char *area = mmap(NULL, reserved, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -266,7 +273,7 @@ int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const s
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
     p.bytes = ht_round_up(bytes, HT_HUGE_PAGE_BYTES);
-    p.base = ht_mem_map_aligned(p.bytes, PROT_READ | PROT_WRITE);
+    p.base = map_aligned(p.bytes, PROT_READ | PROT_WRITE);
     if (p.base == MAP_FAILED)
         return -errno;
     prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, p.base, p.bytes, name); /* for /proc/PID/smaps, if the kernel can */
@@ -287,4 +294,133 @@ void ht_pinned_free(struct ht_pinned *m)
     free(m->filler);
     munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};
+}
+
+/* ------------------------------------------------------------------ shared */
+
+static uint8_t *map_file(int fd, uint64_t bytes)
+{
+    void *base = map_aligned(bytes, PROT_NONE);
+
+    if (base == MAP_FAILED)
+        return NULL;
+    if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
+        return base;
+    munmap(base, bytes);
+    return NULL;
+}
+
+static int map_more(struct ht_shared *m, uint64_t bytes)
+{
+    uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HT_HUGE_PAGE_BYTES);
+
+    if (m->maps == HT_SHARED_MAPS_MAX)
+        return -ENOMEM;
+    want = ht_max_u64(want, 2 * before);
+    uint8_t *base = map_file(m->fd, want);
+    if (!base)
+        return -ENOMEM;
+    madvise(base, want, MADV_DONTDUMP);
+    if (m->nodes)
+        ht_nodes_prefer(m->nodes, m->numa_index, base, want);
+    if (mlock2(base, want, MLOCK_ONFAULT) == 0) /* else it may be swapped, as the arena, which reports that */
+        m->locked_bytes += want;
+    m->map[m->maps].base = base;
+    m->map[m->maps++].bytes = want;
+    m->huge_bytes = 0;
+    return 0;
+}
+
+static void choose_pages(struct ht_shared *m)
+{
+    uint64_t huge = m->bytes / HT_HUGE_PAGE_BYTES * HT_HUGE_PAGE_BYTES, before = m->huge_bytes;
+
+    if (huge > before)
+        madvise(ht_shared_at(m, before), huge - before, MADV_HUGEPAGE);
+    else if (huge < before)
+        madvise(ht_shared_at(m, huge), before - huge, MADV_NOHUGEPAGE);
+    m->huge_bytes = huge;
+}
+
+int ht_shared_resize(struct ht_shared *m, uint64_t bytes)
+{
+    int rc = ht_fault(HT_FAULT_SHARED);
+
+    if (rc)
+        return rc;
+    if (!m->maps || bytes > m->map[m->maps - 1].bytes)
+        rc = map_more(m, ht_max_u64(bytes, 1));
+    if (!rc && ftruncate(m->fd, (off_t)bytes))
+        rc = -errno;
+    if (rc)
+        return rc;
+    m->bytes = bytes;
+    choose_pages(m);
+    return 0;
+}
+
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes)
+{
+    *m = (struct ht_shared){.fd = memfd_create(name, MFD_CLOEXEC), .nodes = m->nodes, .numa_index = m->numa_index};
+    if (m->fd < 0)
+        return -errno;
+    int rc = ht_shared_resize(m, bytes);
+    if (rc)
+        ht_shared_close(m);
+    return rc;
+}
+
+void ht_shared_close(struct ht_shared *m)
+{
+    while (m->maps) {
+        m->maps--;
+        munmap(m->map[m->maps].base, m->map[m->maps].bytes);
+    }
+    close(m->fd);
+    m->fd = -1;
+}
+
+/* --------------------------------------------------------------- available */
+
+static uint64_t machine_bytes(void)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[256];
+    uint64_t kib = 0;
+
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f) && sscanf(line, "MemAvailable: %" SCNu64, &kib) != 1)
+        continue;
+    fclose(f);
+    return kib * HT_KIB;
+}
+
+/* Limit minus use, where page cache that the kernel can drop counts as unused. */
+static uint64_t left_in_group(const struct ht_cgroup *g)
+{
+    uint64_t limit, used, droppable = 0;
+
+    if (!ht_cgroup_numbers(g, g->v2 ? "memory.max" : "memory.limit_in_bytes", &limit, NULL) ||
+        !ht_cgroup_numbers(g, g->v2 ? "memory.current" : "memory.usage_in_bytes", &used, NULL))
+        return UINT64_MAX;
+    (void)ht_cgroup_keyed(g, "memory.stat", g->v2 ? "inactive_file" : "total_inactive_file", &droppable);
+    used -= ht_min_u64(used, droppable);
+    return limit > used ? limit - used : 0;
+}
+
+/* From the process's own group to the root of the mounted tree. */
+static uint64_t left_in_hierarchy(bool v2)
+{
+    struct ht_cgroup g;
+    uint64_t left = UINT64_MAX;
+
+    for (bool more = ht_cgroup_find(v2, "memory", &g); more; more = ht_cgroup_up(&g))
+        left = ht_min_u64(left, left_in_group(&g));
+    return left;
+}
+
+uint64_t ht_mem_available(void)
+{
+    return ht_min_u64(machine_bytes(), ht_min_u64(left_in_hierarchy(false), left_in_hierarchy(true)));
 }

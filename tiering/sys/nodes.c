@@ -59,16 +59,10 @@ int ht_nodes_turn(const struct ht_nodes *nodes, int64_t credit[])
     return next;
 }
 
-struct share {
-    unsigned first, end;
-};
-
 /* One place, or all places. */
-static struct share share_of(const struct ht_nodes *nodes, int place)
+static bool is_at(unsigned i, int place)
 {
-    if (place < 0)
-        return (struct share){0, nodes->count};
-    return (struct share){(unsigned)place, (unsigned)place + 1};
+    return place < 0 || i == (unsigned)place;
 }
 
 /* ---------------------------------------------------------------- machine */
@@ -97,15 +91,16 @@ static void report_once(int node, int error)
 
 void ht_nodes_prefer(const struct ht_nodes *nodes, int place, void *base, size_t bytes)
 {
-    struct share share = share_of(nodes, place);
+    int policy = place < 0 && nodes->count > 1 ? MPOL_INTERLEAVE : MPOL_PREFERRED;
     unsigned long mask[NUMBERS_MAX / WORD_BITS] = {0};
 
     if (nodes->count == 0 || bytes == 0)
         return;
-    for (unsigned i = share.first; i < share.end; i++)
-        mask[(unsigned)nodes->node[i] / WORD_BITS] |= 1ul << ((unsigned)nodes->node[i] % WORD_BITS);
-    if (mbind(base, bytes, share.end - share.first > 1 ? MPOL_INTERLEAVE : MPOL_PREFERRED, mask, NUMBERS_MAX, 0) != 0)
-        report_once(nodes->node[share.first], errno);
+    for (unsigned i = 0; i < nodes->count; i++)
+        if (is_at(i, place))
+            mask[(unsigned)nodes->node[i] / WORD_BITS] |= 1ul << ((unsigned)nodes->node[i] % WORD_BITS);
+    if (mbind(base, bytes, policy, mask, NUMBERS_MAX, 0) != 0)
+        report_once(nodes->node[place < 0 ? 0 : place], errno);
 }
 
 uint64_t ht_nodes_away(const struct ht_nodes *nodes, int place, void *base, size_t bytes, size_t step)
@@ -155,7 +150,6 @@ static bool get_processors(int node, struct bitmask *out)
 
 bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
 {
-    struct share share = share_of(nodes, place);
     bool there = false;
 
     if (nodes->count == 0 || numa_available() < 0)
@@ -163,8 +157,8 @@ bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
     struct bitmask *wanted = numa_allocate_cpumask();
     struct bitmask *one = numa_allocate_cpumask();
     struct bitmask *allowed = numa_allocate_cpumask();
-    for (unsigned i = share.first; i < share.end; i++)
-        if (get_processors(nodes->node[i], one))
+    for (unsigned i = 0; i < nodes->count; i++)
+        if (is_at(i, place) && get_processors(nodes->node[i], one))
             add_processors(wanted, one);
     if (numa_sched_getaffinity(0, allowed) > 0) {
         keep_allowed(wanted, allowed);

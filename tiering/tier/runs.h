@@ -6,6 +6,10 @@
  *
  * Threads that work on neighbouring chunks overtake each other, so a run may have chunks in any order within
  * HT_RUN_NEAR of each other. A chunk that is begun again begins a run.
+ *
+ * And how many accesses make a step: the period of a sequence of accesses. A sequence has a period if its last accesses
+ * are those before them again. Threads overtake each other, so the order may differ a little, and one access in fifty
+ * may be another one.
  */
 #pragma once
 
@@ -69,3 +73,12 @@ uint64_t ht_runs_oldest(const struct ht_runs *r);
 uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from, uint32_t most, struct ht_run *to);
 /* The runs are in an array of zeros from now on, and the older ones are gone. Returns the array of before. */
 struct ht_run *ht_runs_replace(struct ht_runs *r, struct ht_run *run, uint32_t size) HT_MUST_CHECK;
+
+enum { HT_PERIOD_ACCESSES_MAX = 10000000, HT_PERIOD_KEYS_MAX = 1 << 20 };
+
+/*
+ * key: what each access is of, and how: any number, the same for the same access of another step. The sequence ends
+ * now. *out_accesses: the shortest period that the end of the sequence has; 0: none. -E2BIG: more accesses, or more
+ * different ones, than the maxima. -ENOMEM
+ */
+int ht_period_find(const uint64_t key[], uint32_t accesses, uint32_t *out_accesses) HT_MUST_CHECK;

@@ -2,7 +2,7 @@
 /* Steps that a plan knows: what stays of parameters and state follows it. */
 #include "tests/unit/optim/step/fixture.h"
 
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 
 enum { COUNT = 8, PARAM = 2 * MIB, DRAM = 24 * MIB, CONTENT = 3 * COUNT * PARAM, PIECE = 1 << 17, SECONDS_MAX = 90 };
 

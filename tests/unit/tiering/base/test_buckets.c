@@ -2,7 +2,7 @@
 /* test_buckets.c - entries are found while their table grows, and a walk meets each once. */
 
 #include "tests/support/suite.h"
-#include "tiering/base/buckets.h"
+#include "tiering/base/idtable.h"
 
 enum { FIRST = 3000, MORE = 20000 };
 

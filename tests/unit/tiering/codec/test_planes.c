@@ -3,7 +3,7 @@
 
 #include "tests/support/suite.h"
 #include "tests/unit/tiering/codec/content.h"
-#include "tiering/codec/planes.h"
+#include "tiering/codec/frame.h"
 
 enum { BYTES = 1 << 18, ELEMENTS_MAX = 70 };
 

@@ -7,7 +7,7 @@
 #include "tiering/object/chunk.h"
 
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 
 enum { DRAM = 32, PASSES = 6, TRIES = 50 };
 #define SECOND UINT64_C(1000000000)

@@ -5,7 +5,7 @@
 
 #include "tests/support/wrap.h"
 #include "tests/unit/tiering/store/fixture.h"
-#include "tiering/api/plan.h"
+#include "tiering/api/stats.h"
 
 enum { DRAM = 32, PASSES = 6, PIECE = 1 << 17 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gate_policy.c - which request of a lower class may go now: tables, and a simulated device. */
 #include "tests/support/suite.h"
-#include "tiering/io/gate_policy.h"
+#include "tiering/io/gate.h"
 
 #define MS UINT64_C(1000000)
 #define SECOND UINT64_C(1000000000)

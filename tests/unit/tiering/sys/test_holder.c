@@ -5,7 +5,7 @@
 #include <sys/file.h>
 
 #include "tests/support/suite.h"
-#include "tiering/sys/mount_user.h"
+#include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 
 enum { LOCKS = 400, BLINKING = 60, LOOKS = 600 };

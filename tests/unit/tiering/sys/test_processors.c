@@ -6,7 +6,6 @@
 #include "tests/support/group.h"
 #include "tests/support/suite.h"
 #include "tiering/sys/processors.h"
-#include "tiering/sys/quota.h"
 
 enum { SLACK_MS = 1000 }; /* the kernel's figure may go back a little */
 
@@ -70,7 +69,7 @@ TEST(a_quota_of_the_group_counts)
 {
     enum { PERCENT = 40, WORK_NS = 100000000 };
     const struct timespec rest = {.tv_nsec = 100000000};
-    struct ht_quota q;
+    struct ht_cpu_quota q;
     struct group g;
     cpu_set_t may;
 

@@ -2,7 +2,7 @@
 /* The period of a sequence of accesses: exact ones, those with threads that overtake each other, and none. */
 
 #include "tests/support/suite.h"
-#include "tiering/tier/period.h"
+#include "tiering/tier/runs.h"
 
 enum { MOST = 100000 };
 

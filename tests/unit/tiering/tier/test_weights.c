@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "tests/support/suite.h"
-#include "tiering/tier/weights.h"
+#include "tiering/tier/placement.h"
 
 enum { WHOLE = HT_WEIGHTS_WHOLE, MS = 1000000, DEVICES = 3 };
 #define SECOND UINT64_C(1000000000)

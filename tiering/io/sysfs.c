@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * node.c - the NUMA node of a device, from sysfs.
+ * sysfs.c - what sysfs says of a block device: its NUMA node, and how large one transfer may be.
  *
  * Real devices have an attribute, or a folder above them has. Devices that stand for others (device mapper, md; a
  * namespace with several controllers) are at the node of all these, if that is one node.
+ *
+ * The kernel would cut a transfer that is too large itself, but not in a call that must not wait. It refuses a ring's
+ * request that needs cutting, and lets a thread of its own do it instead. That costs two switches, and order.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/sys/below.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -13,7 +17,11 @@
 
 #include "tiering/base/files.h"
 
+#define PAGE_BYTES 4096u
+
 enum { DEPTH_MAX = 8, NONE_YET = -2 };
+
+/* ------------------------------------------------------------------- node */
 
 /* The attribute of this folder; HT_NUMA_OFF: it has none, or the system does not know. */
 static int attribute(const char *dir)
@@ -80,4 +88,36 @@ int ht_node_of_block(dev_t number)
 
     snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
     return !realpath(link, dir) ? HT_NUMA_OFF : ht_node_of_folder(dir, 0);
+}
+
+/* ------------------------------------------------------------------ limits */
+
+/* The number of the disk, if the device is a partition. */
+uint64_t ht_queue_limit(dev_t number, const char *name)
+{
+    static const char *const of[] = {"queue", "../queue"};
+    uint64_t value = 0;
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(of) && value == 0; i++) {
+        char path[64];
+        snprintf(path, sizeof(path), "%s/%s", of[i], name);
+        value = ht_block_number(number, path);
+    }
+    return value;
+}
+
+/* A number that is too large to matter is no bound. */
+static uint32_t whole_blocks(const struct ht_dev *dev, uint64_t bytes)
+{
+    return bytes >= UINT32_MAX ? 0 : (uint32_t)(bytes / dev->lba * dev->lba);
+}
+
+void ht_dev_learn_limits(struct ht_dev *dev, dev_t number)
+{
+    uint64_t kib = ht_queue_limit(number, "max_sectors_kb"), segments = ht_queue_limit(number, "max_segments");
+    uint64_t most = kib > 0 ? kib * HT_KIB : UINT64_MAX;
+    uint64_t scattered = segments > 0 ? segments * PAGE_BYTES : UINT64_MAX;
+
+    dev->transfer_max = whole_blocks(dev, most);
+    dev->scattered_max = whole_blocks(dev, ht_min_u64(most, scattered));
 }
