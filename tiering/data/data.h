@@ -18,7 +18,7 @@ uint64_t ht_data_bytes(struct ht_store *s);
 /* shares.c: before a device is chosen: brings the shares of new content up to date, if that is due. */
 void ht_shares_update(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 
-/* endurance.c: counts what the devices took in a day, and warns by an event if it exceeds the budget. */
+/* health.c: counts what the devices took in a day, and warns by an event if it exceeds the budget. */
 void ht_endurance_check(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The same, and sets its figures in out. */
 void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out) HT_REQUIRES(HT_LOCK_STORE);

@@ -48,7 +48,7 @@ uint64_t ht_decoders_bytes(struct ht_decoders *d);
  */
 int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) HT_MUST_CHECK;
 
-/* --------------------------------------------------------------- encode.c */
+/* ---------------------------------------------------------- write_frame.c */
 
 /*
  * Threads that write content compress it at once, where that is faster (tier/encode_policy.h).
@@ -88,14 +88,6 @@ HT_MUTEX_OF(ht_encoders_lock, struct ht_encoders, lock, HT_LOCK_ENCODERS)
 void ht_encoders_init(struct ht_encoders *e);
 void ht_encoders_destroy(struct ht_encoders *e);
 uint64_t ht_encoders_bytes(struct ht_encoders *e);
-/* Would it be faster now? */
-bool ht_encode_is_worth_now(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
-/*
- * Encodes raw into out, which has room for as much. The frame's bytes; 0: it would save too little; -EAGAIN: nothing
- * was tried.
- */
-int ht_encode_now(struct ht_store *s, const void *raw, uint32_t bytes, void *out)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------ state */
 
@@ -111,12 +103,12 @@ struct ht_data {
     _Atomic uint32_t closed;                /* take no more content */
     _Atomic uint64_t given_up;              /* references; with tx_lock, too */
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as last reported */
-    /* flush.c, flush_error.c */
+    /* flush.c */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         uint64_t flush_error_passes;      /* passes over the current references */
         uint32_t suspect, unsafe;         /* a flush failed: the pass is due; ever */
         uint32_t resolving;               /* a flush failed, and the pass is running */
-        uint64_t flush_clock;             /* flushes of data begun; flush.c */
+        uint64_t flush_clock;             /* flushes of data begun */
         uint64_t covered[HT_DEVICES_MAX]; /* flush_clock of the last that ended well */
         /* content on them was published and maybe not flushed; the part that is being flushed */
         uint32_t published, flushing;

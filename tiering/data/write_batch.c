@@ -14,7 +14,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
 #include "tiering/data/write_frame.h"
@@ -259,7 +258,7 @@ static unsigned wait_for_job(struct ht_write_batch *w) HT_EXCLUDES(HT_LOCK_STORE
             const struct ht_chunk_io *io = &w->job[w->order[k]].io;
             if (k && io->rc)
                 continue;
-            unsigned left = ht_xfer_pieces_left(&io->xfer);
+            unsigned left = ht_chunk_write_pieces_left(io);
             if (!left)
                 return k;
             fewest = left < fewest ? left : fewest;

@@ -19,7 +19,7 @@
 #include "tiering/api/shm.h"
 #include "tiering/object/space.h"
 #include "tiering/data/write_batch.h"
-#include "tiering/data/read_batch.h"
+#include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"
 
 #define WAIT_NS_MAX UINT64_C(2000000000) /* an open waits so long for content that has to be written */
