@@ -389,7 +389,7 @@ static bool try_resolve(struct ht_obj *o, struct ht_chunk *c, uint64_t index, ui
     ht_chunk_lock_exclusive(o, c, index);
     ht_chunk_leaf(c)->users--;
     bool same = needs_resolving(s, c, devices) && c->cur.place == was.place && c->cur.checksum == was.checksum;
-    bool held = c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
+    bool held = ht_chunk_is_dirty(s, c);
     bool settled = !same || rc || held;
     if (same && settled)
         give_up(o, c, index, rc);

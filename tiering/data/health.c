@@ -219,7 +219,7 @@ static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx)
             break;
         if (!ht_chunk_leaf(c)->dirty)
             index = ht_leaf_last(index);
-        else if (c->exclusive && c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty)
+        else if (c->exclusive && ht_chunk_is_dirty(o->s, c))
             *devices |= ht_chunk_ref(c) ? ht_ref_devices(ht_chunk_ref(c)) : 0;
         if (slice)
             ht_slice_next(o->s, slice);

@@ -336,7 +336,7 @@ int ht_write_batch_close(struct ht_write_batch *w)
 
 static bool dirty(struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
+    return ht_chunk_is_dirty(s, c);
 }
 
 static bool is_to_be_written(const struct ht_write_batch *w, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)

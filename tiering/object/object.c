@@ -481,28 +481,3 @@ void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
     if (o->obj_class == HT_CLASS_SCRATCH)
         o->s->flow.scratch_written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
 }
-
-/* --------------------------------------------------------------- scratch */
-
-void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
-{
-    struct ht_store *s = o->s;
-
-    assert(o->obj_class == HT_CLASS_SCRATCH);
-    ht_store_lock(s);
-    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
-    struct ht_slice slice = {0};
-    ht_chunk_for_each_from(c, o, index) {
-        if (index >= end)
-            break;
-        if (ht_chunk_in_use(c)) {
-            ht_chunk_lock_exclusive(o, c, index);
-            ht_chunk_drop_image(o, c, index);
-            ht_chunk_prealloc_drop(o, c, 0);
-            ht_chunk_install_hole(o, c, index);
-            ht_chunk_unlock_exclusive(o, c, index);
-        }
-        ht_slice_next(s, &slice);
-    }
-    ht_store_unlock(s);
-}

@@ -202,3 +202,13 @@ struct ht_oid_scan {
     bool is_over; /* out */
 };
 int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* ------------------------- invariants (tiering/base/verify.h); with the store's lock */
+
+/* One object, its chunks and their table. */
+void ht_obj_verify(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * All objects, their images, space and owners. idle: no other thread works on the store, so sums of reservations and
+ * space are exact.
+ */
+void ht_objects_verify(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE);

@@ -30,7 +30,7 @@ static void put_places(struct ht_dump *d, const char *what, const struct ht_ref 
 
 static void put_state(const struct ht_obj *o, const struct ht_chunk *c, struct ht_dump *d) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
+    const struct ht_image *im = ht_chunk_image(o->s, c);
 
     if (c->exclusive)
         ht_dump_put(d, "exclusive");

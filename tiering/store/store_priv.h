@@ -30,8 +30,4 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STO
 /* Gives back preallocations in [off, end), which lies beyond the size. Releases the lock in between. */
 void ht_obj_prealloc_drop(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE);
 
-/* ht_obj_clone; in_root: content in the vault is shared, too. */
-ssize_t ht_obj_clone_from(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len,
-                          bool in_root) HT_MUST_CHECK;
-
 void ht_batch_pin_works_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);

@@ -2,7 +2,6 @@
 /* abort.c - the objects' part in an abort of a scope: restores published content and sizes. */
 #include "tiering/base/activity.h"
 #include "tiering/base/verify.h"
-#include "tiering/object/verify.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"

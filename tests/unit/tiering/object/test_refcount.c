@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owners of stored bytes, while their table moves into larger ones, or into one without idle entries. */
 #include "tiering/base/lock.h"
-#include "tiering/object/refcount.h"
+#include "tiering/object/frees.h"
 
 #define FIXTURE_MIB 64
 #include "tests/unit/tiering/store/fixture.h"
@@ -168,7 +168,7 @@ TEST(former_tables_go_with_the_next_transaction)
         add(key++);
     for (unsigned i = 0; i < 2 * HT_TRASH_PIECES_MAX; i++)
         ht_trash_put(s, malloc(sizeof(void *)));
-    ck_assert_uint_le(s->frees.trash.pieces, HT_TRASH_PIECES_MAX);
+    ck_assert_uint_le(s->trash.pieces, HT_TRASH_PIECES_MAX);
     uint64_t with = s->objects.meta_bytes, former = r->former.size * sizeof(*r->former.entry);
     ht_store_unlock(s);
     ck_assert_uint_gt(former, 0);
@@ -176,7 +176,7 @@ TEST(former_tables_go_with_the_next_transaction)
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_store_lock(s);
     ck_assert_uint_eq(r->former.size, 0);
-    ck_assert_uint_eq(s->frees.trash.pieces, 0);
+    ck_assert_uint_eq(s->trash.pieces, 0);
     ck_assert_uint_eq(s->objects.meta_bytes, with - former);
     ht_store_unlock(s);
 }

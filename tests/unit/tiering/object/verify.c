@@ -6,7 +6,7 @@
  * reference names yet. Until then they are bounds.
  */
 
-#include "tiering/object/verify.h"
+#include "tiering/object/object.h"
 #include "tiering/base/idhash.h"
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
