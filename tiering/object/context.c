@@ -147,7 +147,6 @@ struct ht_trash ht_trash_take(struct ht_store *s)
     struct ht_trash taken = s->trash;
 
     s->trash = (struct ht_trash){0};
-    taken.former = ht_refcounts_take_former(s);
     return taken;
 }
 
@@ -159,8 +158,6 @@ void ht_trash_empty(struct ht_trash *t)
         t->first = next;
     }
     t->pieces = 0;
-    ht_refcount_table_free(&t->former);
-    t->former = (struct ht_refcount_table){0};
 }
 
 static bool has_holder(const void *lock)

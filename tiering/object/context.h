@@ -94,7 +94,6 @@ enum { HT_TRASH_PIECES_MAX = 2048 }; /* more are freed at once: about a megabyte
 struct ht_trash {
     void *first; /* of malloc; each begins with the address of the next one */
     unsigned pieces;
-    struct ht_refcount_table former; /* size 0: none */
 };
 
 /* ----------------------------------------------------------------- state */

@@ -16,78 +16,59 @@
  *   a file is deleted, its clone was never published and is dropped; now a crash shows the file again
  *
  * So the code that drops the last reference to extents that a record has named defers their free until every
- * transaction that may have ended an owner is durable. Entries with one owner are thrown out when the table is full and
+ * transaction that may have ended an owner is durable. Entries with one owner are thrown out when there are many and
  * all is durable.
  */
 
 #include "tiering/object/frees.h"
-#include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
-#include "tiering/base/pages.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 
-/* Places of the former table that each new entry looks at: the other table cannot be full before the last one. */
-enum { TABLE_START = 64, PLACES_PER_ADD = 8 };
+enum { BUCKETS_PER_ADD = 4, IDLE_SHARE = 4 };
 
-enum { LARGE = 1 << 14 }; /* places of a table with memory of its own: 384 KiB */
-
-static size_t bucket(const struct ht_refcount_table *t, uint64_t key)
+/* NULL: there is none. */
+static struct ht_refcount *lookup(const struct ht_store *s, const struct ht_ref *ref)
 {
-    return ht_id_hash(key) & (t->size - 1);
-}
+    struct ht_id_link *link = ref->shared ? ht_id_find(&s->frees.refcounts.table, ht_ref_place(ref)) : NULL;
 
-/* The entry, or the free place where it would be. The table is never full. */
-static struct ht_refcount *find(const struct ht_refcount_table *t, uint64_t key)
-{
-    size_t i = bucket(t, key);
-
-    while (t->entry[i].owners && t->entry[i].key != key)
-        i = (i + 1) & (t->size - 1);
-    return &t->entry[i];
-}
-
-static struct ht_refcount *find_in_use(const struct ht_refcount_table *t, uint64_t key)
-{
-    struct ht_refcount *e = t->size ? find(t, key) : NULL;
-
-    return e && e->owners ? e : NULL;
-}
-
-/* *out_table: the one that it is in. */
-static struct ht_refcount *lookup(struct ht_refcounts *r, uint64_t key, struct ht_refcount_table **out_table)
-{
-    struct ht_refcount *e = find_in_use(&r->now, key);
-
-    *out_table = e ? &r->now : &r->was;
-    return e ? e : find_in_use(&r->was, key);
+    return link ? ht_container_of(link, struct ht_refcount, by_place) : NULL;
 }
 
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
 {
-    const struct ht_refcounts *r = &s->frees.refcounts;
-    const struct ht_refcount *e = ref->shared ? find_in_use(&r->now, ht_ref_place(ref)) : NULL;
-
-    return e || !ref->shared ? e : find_in_use(&r->was, ht_ref_place(ref));
+    return lookup(s, ref);
 }
 
-/* Later entries of the chain move up, so that no search ends too early. */
-static void take_out(struct ht_refcount_table *t, struct ht_refcount *e)
+/* NULL: no memory. */
+static struct ht_refcount *put_in(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
-    size_t hole = (size_t)(e - t->entry), mask = t->size - 1;
+    struct ht_refcounts *r = &s->frees.refcounts;
+    struct ht_refcount *e = ht_pool_get(&r->pool);
+    uint64_t before = ht_id_table_bytes(&r->table);
 
-    for (size_t i = (hole + 1) & mask; t->entry[i].owners; i = (i + 1) & mask) {
-        size_t home = bucket(t, t->entry[i].key);
-        if (((i - home) & mask) < ((i - hole) & mask))
-            continue;
-        t->entry[hole] = t->entry[i];
-        hole = i;
+    if (!e)
+        return NULL;
+    *e = (struct ht_refcount){.by_place = {.id = ht_ref_place(ref)}, .ended = UINT64_MAX, .owners = 1};
+    if (ht_id_insert(&r->table, &e->by_place)) {
+        ht_pool_put(&r->pool, e);
+        return NULL;
     }
-    t->entry[hole].owners = 0;
-    t->count--;
+    r->single++;
+    s->objects.meta_bytes += sizeof(*e) + ht_id_table_bytes(&r->table) - before;
+    return e;
 }
 
-/* ---------------------------------------------------------------- growing */
+/* It has one owner. */
+static void take_out(struct ht_store *s, struct ht_refcount *e) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_refcounts *r = &s->frees.refcounts;
+
+    r->single--;
+    s->objects.meta_bytes -= sizeof(*e);
+    ht_id_remove(&r->table, &e->by_place);
+    ht_pool_put(&r->pool, e);
+}
 
 /* Is the end of each owner that a transaction has ended durable? The open one comes on top. */
 static bool is_settled(const struct ht_store *s)
@@ -95,143 +76,39 @@ static bool is_settled(const struct ht_store *s)
     return s->journal && s->frees.last_lsn <= ht_journal_durable(s->journal);
 }
 
-static int new_table(struct ht_refcount_table *t, size_t size)
-{
-    void *entry = size < LARGE ? calloc(size, sizeof(*t->entry)) : ht_pages_new(size * sizeof(*t->entry));
-
-    *t = (struct ht_refcount_table){.entry = entry, .size = entry ? size : 0};
-    return entry ? 0 : -ENOMEM;
-}
-
-void ht_refcount_table_free(const struct ht_refcount_table *t)
-{
-    if (t->size < LARGE)
-        free(t->entry);
-    else
-        ht_pages_free(t->entry, t->size * sizeof(*t->entry));
-}
-
-struct ht_refcount_table ht_refcounts_take_former(struct ht_store *s)
-{
-    struct ht_refcount_table *former = &s->frees.refcounts.former, taken = *former;
-
-    s->objects.meta_bytes -= taken.size * sizeof(*taken.entry);
-    *former = (struct ht_refcount_table){0};
-    return taken;
-}
-
-static void end_move(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_refcounts *r = &s->frees.refcounts;
-    const struct ht_refcount_table before = ht_refcounts_take_former(s);
-
-    assert(!r->was.count);
-    ht_refcount_table_free(&before); /* nobody came in between */
-    r->former = r->was;
-    r->was = (struct ht_refcount_table){0};
-    if (r->former.size < LARGE) {
-        const struct ht_refcount_table small = ht_refcounts_take_former(s);
-        ht_refcount_table_free(&small);
-    }
-}
-
 /*
- * Looks at some places of the former table, and then at more until one is empty. So searches there find what is left:
- * an entry lies behind its home without an empty place in between.
+ * If many entries have one owner, throws out those of some buckets that have nothing to wait for: the log is durable,
+ * and the open transaction ended no other owner.
  */
-static void move_some(struct ht_store *s, size_t places) HT_REQUIRES(HT_LOCK_STORE)
+static void sweep(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_refcounts *r = &s->frees.refcounts;
-    bool settled = is_settled(s), in_chain = false;
 
-    for (; r->left && (places || in_chain); r->left--) {
-        struct ht_refcount *e = &r->was.entry[r->at];
-        r->at = (r->at + 1) & (r->was.size - 1);
-        places -= places ? 1 : 0;
-        in_chain = e->owners;
-        if (!e->owners)
-            continue;
-        /* One owner, and nothing to wait for once the log is durable: the open transaction ended no other. */
-        if (settled && e->owners == 1 && e->ended != s->frees.tx_count) {
-            r->single--;
-        } else {
-            *find(&r->now, e->key) = *e;
-            r->now.count++;
+    for (unsigned i = 0; i < BUCKETS_PER_ADD && r->single > r->table.count / IDLE_SHARE && is_settled(s); i++) {
+        struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, r->hand), *next;
+        for (; link; link = next) {
+            struct ht_refcount *e = ht_container_of(link, struct ht_refcount, by_place);
+            next = link->next;
+            if (e->owners == 1 && e->ended != s->frees.tx_count)
+                take_out(s, e);
         }
-        e->owners = 0;
-        r->was.count--;
+        r->hand = ht_buckets_next(&r->table.buckets, r->hand);
     }
-    if (r->was.size && !r->left)
-        end_move(s);
-}
-
-static void move_all(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    while (s->frees.refcounts.was.size) {
-        move_some(s, PLACES_PER_ADD);
-        ht_lock_step();
-    }
-}
-
-/* The table begins to move to one of that size. */
-static int begin_move(struct ht_store *s, size_t size) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_refcounts *r = &s->frees.refcounts;
-    struct ht_refcount_table table;
-    int rc = new_table(&table, size);
-
-    if (rc)
-        return rc;
-    assert(!r->was.size);
-    r->was = r->now;
-    r->now = table;
-    r->left = r->was.size;
-    r->at = 0;
-    while (r->at < r->was.size && r->was.entry[r->at].owners) /* not within a chain */
-        r->at++;
-    s->objects.meta_bytes += size * sizeof(*table.entry);
-    return 0;
-}
-
-/*
- * A table of the same size is enough if many entries are idle. It is fuller than that if the last one left out too few.
- */
-static int make_room(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_refcounts *r = &s->frees.refcounts;
-    size_t size = r->now.size, full = size / 4 * 3;
-
-    if (!size)
-        return begin_move(s, TABLE_START);
-    if (r->now.count >= full) {
-        bool idle = !r->was.size && r->now.count == full && is_settled(s) && r->single > size / 4;
-        move_all(s);
-        int rc = begin_move(s, idle ? size : size * 2);
-        if (rc)
-            return rc;
-    }
-    move_some(s, PLACES_PER_ADD);
-    return 0;
 }
 
 /* ---------------------------------------------------------------- owners */
 
 int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 {
-    struct ht_refcounts *r = &s->frees.refcounts;
-    struct ht_refcount_table *t;
-    int rc = ht_ref_is_cold(ref) ? 0 : make_room(s);
-
-    if (rc || ht_ref_is_cold(ref))
-        return rc;
-    struct ht_refcount *e = lookup(r, ht_ref_place(ref), &t);
-    if (!e) {
-        e = find(&r->now, ht_ref_place(ref));
-        *e = (struct ht_refcount){.key = ht_ref_place(ref), .ended = UINT64_MAX, .owners = 1};
-        r->now.count++;
-        r->single++;
-    }
-    r->single -= e->owners == 1;
+    if (ht_ref_is_cold(ref))
+        return 0;
+    sweep(s);
+    struct ht_refcount *e = lookup(s, ref);
+    if (!e)
+        e = put_in(s, ref);
+    if (!e)
+        return -ENOMEM;
+    s->frees.refcounts.single -= e->owners == 1;
     e->owners++;
     e->named |= named;
     return 0;
@@ -239,8 +116,7 @@ int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named)
 
 void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 {
-    struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(&s->frees.refcounts, ht_ref_place(ref), &t) : NULL;
+    struct ht_refcount *e = lookup(s, ref);
 
     if (e)
         e->named = true;
@@ -248,9 +124,7 @@ void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref)
 
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
 {
-    struct ht_refcounts *r = &s->frees.refcounts;
-    struct ht_refcount_table *t;
-    struct ht_refcount *e = ref->shared ? lookup(r, ht_ref_place(ref), &t) : NULL;
+    struct ht_refcount *e = lookup(s, ref);
 
     if (ht_ref_is_cold(ref))
         return HT_REFCOUNT_OWNED;
@@ -258,7 +132,7 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
         return HT_REFCOUNT_FREE;
     if (e->owners > 1 && !HT_MUTANT("owner-forgotten")) {
         e->owners--;
-        r->single += e->owners == 1;
+        s->frees.refcounts.single += e->owners == 1;
         if (logged)
             e->ended = s->frees.tx_count;
         return HT_REFCOUNT_OWNED;
@@ -266,16 +140,28 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
     enum ht_refcount_left left = !e->named ? HT_REFCOUNT_FREE
         : e->ended == s->frees.tx_count    ? HT_REFCOUNT_WITH_TX
                                            : HT_REFCOUNT_LATER;
-    r->single -= e->owners == 1;
-    take_out(t, e);
+    s->frees.refcounts.single += e->owners > 1;
+    take_out(s, e);
     return left;
+}
+
+void ht_refcounts_init(struct ht_store *s)
+{
+    ht_pool_init(&s->frees.refcounts.pool, sizeof(struct ht_refcount));
 }
 
 void ht_refcounts_free(struct ht_store *s)
 {
-    ht_refcount_table_free(&s->frees.refcounts.now);
-    ht_refcount_table_free(&s->frees.refcounts.was);
-    ht_refcount_table_free(&s->frees.refcounts.former);
+    struct ht_refcounts *r = &s->frees.refcounts;
+
+    /* bounded: the store ends, and has no other thread */
+    for (size_t b = 0; b < r->table.buckets.count; b++)
+        for (struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, b), *next; link; link = next) {
+            next = link->next;
+            ht_pool_put(&r->pool, ht_container_of(link, struct ht_refcount, by_place));
+        }
+    ht_id_table_free(&r->table);
+    ht_pool_destroy(&r->pool);
 }
 
 /* ---------------------------------------------------------------- chunks */

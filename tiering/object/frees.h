@@ -6,35 +6,26 @@
 
 #include <stdatomic.h>
 
+#include "tiering/base/idtable.h"
+#include "tiering/base/pool.h"
 #include "tiering/object/ref.h"
 
 struct ht_obj;
 struct ht_chunk;
 
 struct ht_refcount { /* extents with several owners */
-    uint64_t key;    /* first block and device */
-    uint64_t ended;  /* value of tx_count at the last transaction that ended an owner */
+    struct ht_id_link by_place;
+    uint64_t ended; /* value of tx_count at the last transaction that ended an owner */
     uint32_t owners;
     bool named; /* by a record in the log */
 };
-static_assert(sizeof(struct ht_refcount) == 24, "memory per shared extent is bounded");
+static_assert(sizeof(struct ht_refcount) == 32, "memory per shared extent is bounded");
 
-struct ht_refcount_table {
-    struct ht_refcount *entry; /* owners is 0 where there is none */
-    size_t size, count;
-};
-
-/* A table that is full moves into another one, some entries with each new one. */
 struct ht_refcounts {
-    struct ht_refcount_table now;
-    struct ht_refcount_table was; /* size 0: nothing moves */
-    size_t at, left;              /* places of was: the next one, and how many have still to be looked at */
-    size_t single;                /* entries with one owner */
-    /*
-     * A large table that has moved. To give its memory back takes milliseconds, so the next thread that releases the
-     * lock between two slices, or ends a transaction, does that.
-     */
-    struct ht_refcount_table former;
+    struct ht_pool pool;
+    struct ht_id_table table;
+    size_t single; /* entries with one owner */
+    size_t hand;   /* the bucket where the search for idle ones goes on */
 };
 
 /* Adds an owner to the extents of ref; ref is one of the present owners. named: by a record in the log. -ENOMEM. */
@@ -50,14 +41,8 @@ enum ht_refcount_left {
 /* Drops an owner; logged: by a record in the open transaction. */
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);
+void ht_refcounts_init(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-/* The large table that has moved, if there is one. The caller frees it without the lock. */
-struct ht_refcount_table ht_refcounts_take_former(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-void ht_refcount_table_free(const struct ht_refcount_table *t);
-/* Of places for entries in both tables; the entry of a place has no owner if none is there. */
-size_t ht_refcount_places(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place) HT_REQUIRES(HT_LOCK_STORE);
-size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e) HT_REQUIRES(HT_LOCK_STORE);
 /* The entry of a reference; NULL: it has one owner. */
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);

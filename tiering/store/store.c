@@ -147,6 +147,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
+    ht_refcounts_init(s);
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
