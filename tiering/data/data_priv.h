@@ -39,8 +39,6 @@ HT_MUTEX_OF(ht_decoders_lock, struct ht_decoders, lock, HT_LOCK_DECODERS)
 
 void ht_decoders_init(struct ht_decoders *d);
 void ht_decoders_destroy(struct ht_decoders *d);
-/* Before anything is decoded: there is one decoder. -ENOMEM */
-int ht_decoders_need_one(struct ht_decoders *d) HT_MUST_CHECK;
 uint64_t ht_decoders_bytes(struct ht_decoders *d);
 /*
  * data: the stored bytes of ref, verified; then what ref shows of its content. It has room for either, the stored bytes
@@ -61,6 +59,10 @@ int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) H
  * chunk. So it asks, writes raw bytes until then, and an engine does it (engine/recompress.c).
  */
 struct ht_encoder;
+struct ht_batch_write;
+struct ht_chunk;
+struct ht_obj;
+struct ht_write_batch;
 
 enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {
@@ -88,6 +90,18 @@ HT_MUTEX_OF(ht_encoders_lock, struct ht_encoders, lock, HT_LOCK_ENCODERS)
 void ht_encoders_init(struct ht_encoders *e);
 void ht_encoders_destroy(struct ht_encoders *e);
 uint64_t ht_encoders_bytes(struct ht_encoders *e);
+
+/*
+ * May so many bytes of the image become a frame? Of files outside models that may be compressed, chunks that are whole
+ * and new: content that is written again and again would be compressed each time.
+ */
+bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Prepares a frame of the image's bytes in a staging buffer, which belongs to the job then. The caller holds the chunk;
+ * the call may finish older writes of the batch. False: nothing was prepared. *out_vain: a frame would save too little.
+ */
+bool ht_write_frame_prepare(struct ht_write_batch *w, struct ht_batch_write *j, const void *data, int numa_index,
+                            bool *out_vain) HT_EXCLUDES(HT_LOCK_STORE);
 
 /* ------------------------------------------------------------------ state */
 

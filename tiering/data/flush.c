@@ -216,49 +216,6 @@ int ht_flush_before_frame(void *ctx)
     return broken ? -EIO : 0;
 }
 
-/* ------------------------------------------------------------------- rounds */
-
-/*
- * Rounds that write no content, as of a rename, do not meet the failed flush on the way: they give up its writes here.
- */
-void ht_rounds_next(struct ht_store *s, struct ht_rounds *r)
-{
-    int rc = r->count ? ht_flush_error_resolve(s) : 0;
-
-    (void)rc; /* the next check finds the failure again */
-    r->given_up = s->data->given_up;
-}
-
-bool ht_round_holds(const struct ht_store *s, const struct ht_rounds *r)
-{
-    return s->data->given_up == r->given_up || HT_MUTANT("given-up-unseen");
-}
-
-static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (r->obj)
-        return ht_obj_unflushed_locked(r->obj);
-    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope, r->rest) : 0;
-}
-
-/* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */
-int ht_round_check(struct ht_store *s, struct ht_rounds *r)
-{
-    uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
-
-    if (!ht_round_holds(s, r) || ht_flush_has_failed(s) || devices & s->data->closed)
-        return ht_round_failed(r);
-    if (r->late == HT_ROUNDS_LATE_MAX || !need_flush(s, devices))
-        return 0;
-    r->late++;
-    return -EAGAIN;
-}
-
-int ht_round_failed(struct ht_rounds *r)
-{
-    return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
-}
-
 /* ------------------------------------------------------- failed flushes */
 
 /*
@@ -407,32 +364,15 @@ static void resolve_chunk(struct ht_obj *o, uint64_t index, uint32_t devices) HT
     while (c && !try_resolve(o, c, index, devices));
 }
 
-static void resolve_object(struct ht_obj *o, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
+static void resolve_object(struct ht_obj *o, struct ht_slice *slice, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_slice slice = {0};
+    const uint32_t *devices = ctx;
 
-    if (o->obj_class == HT_CLASS_SCRATCH)
-        return;
     ht_chunk_for_each_unpublished(c, o, index) {
-        if (needs_resolving(o->s, c, devices))
-            resolve_chunk(o, index, devices);
-        ht_slice_next(o->s, &slice);
+        if (needs_resolving(o->s, c, *devices))
+            resolve_chunk(o, index, *devices);
+        ht_slice_next(o->s, slice);
     }
-}
-
-static int resolve_scope(struct ht_store *s, uint64_t id, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_obj **objs;
-    size_t count;
-    int rc = ht_scope_collect(s, id, &objs, &count);
-
-    for (size_t i = 0; !rc && i < count; i++) {
-        resolve_object(objs[i], devices);
-        ht_obj_put_locked(objs[i]);
-    }
-    if (!rc)
-        free(objs);
-    return rc;
 }
 
 /* Closes the devices to new content, as long as another one is left. */
@@ -453,22 +393,24 @@ static void close_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOC
              about.device);
 }
 
-/* Scopes come and go. A new one has nothing that was written before the failure. */
-static int resolve_scopes(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * Scopes come and go. A new one has nothing that was written before the failure. Scope 0, into which content of others
+ * may move meanwhile, is the last one. Releases the lock in between.
+ */
+static void resolve_scopes(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
-    int rc = 0;
+    struct ht_slice slice = {0};
 
-    for (struct ht_scope *sc = s->objects.scopes, *next; !rc && sc; sc = next) {
+    for (struct ht_scope *sc = s->objects.scopes, *next; sc; sc = next) {
         ht_scope_hold(sc);
-        rc = resolve_scope(s, sc->id, devices);
+        ht_scope_visit_touched(s, sc->id, &slice, resolve_object, &devices);
         next = sc->next;
         ht_scope_let_go(s, sc);
     }
-    return rc;
 }
 
 /* Releases the lock in between. */
-static int resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+static void resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t devices = s->data->suspect;
 
@@ -480,35 +422,22 @@ static int resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     for (unsigned i = 0; i < s->dev_count; i++)
         if ((devices >> i & 1) && !(s->data->closed >> i & 1))
             close_device(s, i);
-    int rc = resolve_scopes(s, devices);
+    resolve_scopes(s, devices);
     s->data->resolving = 0;
-    if (rc)
-        s->data->suspect |= devices;
     pthread_cond_broadcast(&s->waits.settled);
-    return rc;
 }
 
-int ht_flush_error_resolve(struct ht_store *s)
+/* When a flush has failed: gives up the voided writes, or waits until another thread has done so. */
+static void resolve_failures(struct ht_store *s)
 {
-    int rc = 0;
-
     ht_store_lock(s);
-    while (!rc && ht_flush_has_failed(s)) {
+    while (ht_flush_has_failed(s)) {
         if (s->data->resolving)
             ht_store_wait(s, &s->waits.settled, 0);
         else
-            rc = resolve(s);
+            resolve(s);
     }
     ht_store_unlock(s);
-    return rc;
-}
-
-int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
-{
-    uint32_t failed = ht_flush_devices(s, devices);
-    int rc = ht_flush_error_resolve(s);
-
-    return !rc && (failed || !ht_round_holds(s, r)) ? ht_round_failed(r) : rc;
 }
 
 uint64_t ht_flush_error_passes(const struct ht_store *s)
@@ -519,4 +448,54 @@ uint64_t ht_flush_error_passes(const struct ht_store *s)
 bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t flush_error_passes)
 {
     return flush_error_passes != s->data->flush_error_passes && ht_ref_devices(ref) & s->data->unsafe;
+}
+
+/* ------------------------------------------------------------------- rounds */
+
+/*
+ * Rounds that write no content, as of a rename, do not meet the failed flush on the way: they give up its writes here.
+ */
+void ht_rounds_next(struct ht_store *s, struct ht_rounds *r)
+{
+    if (r->count)
+        resolve_failures(s);
+    r->given_up = s->data->given_up;
+}
+
+bool ht_round_holds(const struct ht_store *s, const struct ht_rounds *r)
+{
+    return s->data->given_up == r->given_up || HT_MUTANT("given-up-unseen");
+}
+
+static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (r->obj)
+        return ht_obj_unflushed_locked(r->obj);
+    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope, r->rest) : 0;
+}
+
+/* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */
+int ht_round_check(struct ht_store *s, struct ht_rounds *r)
+{
+    uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
+
+    if (!ht_round_holds(s, r) || ht_flush_has_failed(s) || devices & s->data->closed)
+        return ht_round_failed(r);
+    if (r->late == HT_ROUNDS_LATE_MAX || !need_flush(s, devices))
+        return 0;
+    r->late++;
+    return -EAGAIN;
+}
+
+int ht_round_failed(struct ht_rounds *r)
+{
+    return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
+}
+
+int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
+{
+    uint32_t failed = ht_flush_devices(s, devices);
+
+    resolve_failures(s);
+    return failed || !ht_round_holds(s, r) ? ht_round_failed(r) : 0;
 }

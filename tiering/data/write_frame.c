@@ -11,11 +11,12 @@
  * The image stays as it is, and is clean afterwards. A write that fails makes it dirty again, so the frame is never the
  * only copy before the device has it.
  */
-#include "tiering/data/write_frame.h"
+#include "tiering/data/data.h"
 #include "tiering/base/mutant.h"
 #include "tiering/cache/staging.h"
 #include "tiering/codec/frame.h"
 #include "tiering/data/data_priv.h"
+#include "tiering/data/write_batch.h"
 #include "tiering/object/context.h"
 
 #define FORGET_NS UINT64_C(10000000000) /* a rate of the codec that is older may have been that of a busy machine */

@@ -197,7 +197,6 @@ uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index)
     return (uint32_t)ht_min_u64(o->size - start, ht_obj_used_bytes(o));
 }
 
-/* Drops an image that was made for an operation that failed. */
 void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     if (c->slot == HT_SLOT_NONE)
@@ -343,7 +342,6 @@ static bool moves_in_order(struct ht_store *s, const struct ht_obj *o, uint32_t 
     return true;
 }
 
-/* The arena wants to evict a clean image. */
 bool ht_store_evict_image(void *ctx, uint32_t slot)
 {
     struct ht_store *s = ctx;

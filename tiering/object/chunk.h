@@ -238,7 +238,7 @@ void ht_chunk_use_image(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOC
 /* Its image stays in memory from now on, if the protected set has room for it. */
 void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE); /* unless it holds something */
+/* Drops an image that was made for an operation that failed, unless it holds something. */
+void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The arena's evict: ctx is the store. False: the image is dirty or in use. */
 bool ht_store_evict_image(void *ctx, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);

@@ -325,10 +325,6 @@ void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t
     memset(ref, 0, sizeof(*ref));
 }
 
-/*
- * Drops an owner of a reference that the log may name until lsn is durable (0: no record does). True if the space is or
- * will be free.
- */
 bool ht_ref_drop_at(struct ht_store *s, uint64_t lsn, struct ht_ref *ref)
 {
     switch (ht_refcount_drop(s, ref, false)) {

@@ -69,7 +69,7 @@ struct ht_obj {
         uint32_t hits, misses;
         uint32_t refs : 27;
         uint32_t tensor : 1;                   /* ht_obj_describe */
-        uint32_t compress : 1;                 /* writers may compress it: data/write_frame.h */
+        uint32_t compress : 1;                 /* writers may compress it: data/write_frame.c */
         uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
         uint32_t dirty, unpublished, resident; /* chunks */

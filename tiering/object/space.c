@@ -19,7 +19,6 @@
 
 /* ------------------------------------------------------------ references */
 
-/* New writes are refused while this exceeds the limit. */
 void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref)
 {
     if (ht_ref_extents(ref) == 1)

@@ -52,7 +52,7 @@ static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STOR
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
         ht_refs_hung_bytes() + ht_deferred_frees_bytes(&s->frees.logged) + ht_deferred_frees_bytes(&s->frees.open) +
-        s->own->batch_pin_works_bytes + ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
+        ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
 }
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)

@@ -9,7 +9,6 @@
 #include "tiering/cache/staging.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/data/write_frame.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
@@ -454,7 +453,6 @@ void ht_store_close(struct ht_store *s)
     struct ht_trash trash = ht_trash_take(s);
     ht_trash_empty(&trash);
     ht_refcounts_free(s);
-    ht_batch_pin_works_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);
     ht_alloc_free(s->alloc);

@@ -8,7 +8,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/members.h"
-#include "tiering/data/write_frame.h"
 
 int ht_store_need_features(struct ht_store *s, uint64_t bits)
 {
