@@ -51,37 +51,48 @@ bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const vo
     return ht_hash64(stored, ref->stored, salt) == ref->checksum;
 }
 
-/* ------------------------------------------- requests for the extents of a reference; no lock held */
+/* ------------------------------------------------ requests for the extents */
+
+/* The error is that of the i-th extent. */
+static void blame(struct ht_chunk_io *io, unsigned i, int error)
+{
+    struct ht_extent e = ht_ref_extent(&io->ref, i);
+
+    io->xfer.bad_dev = e.device + 1;
+    io->xfer.bad_offset = e.block * HT_BLOCK_BYTES;
+    io->xfer.bad_error = error;
+}
 
 /* A device that is missing, or has not answered for long, gets no request: no thread should wait for it. */
-static bool all_answer(struct ht_xfer *x, const struct ht_store *s, const struct ht_ref *ref)
+static bool all_answer(struct ht_chunk_io *io)
 {
-    for (unsigned i = 0; i < x->count; i++) {
-        struct ht_extent e = ht_ref_extent(ref, i);
+    const struct ht_store *s = io->obj->s;
+
+    for (unsigned i = 0; i < io->xfer.count; i++) {
+        struct ht_extent e = ht_ref_extent(&io->ref, i);
         if (s->data->health[e.device] < HT_HEALTH_NOT_ANSWERING)
             continue;
-        x->count = 0;
-        x->bad_dev = e.device + 1;
-        x->bad_offset = e.block * HT_BLOCK_BYTES;
-        x->bad_error = s->data->health[e.device] == HT_HEALTH_MISSING ? -ENODEV : -ETIMEDOUT;
+        blame(io, i, s->data->health[e.device] == HT_HEALTH_MISSING ? -ENODEV : -ETIMEDOUT);
+        io->xfer.count = 0;
         return false;
     }
     return true;
 }
 
 /* To the ring, and no further: they go to the device with the next ht_ring_kick or ht_ring_offer, or a wait. */
-static int xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
-                      enum ht_io_op op)
+static int queue(struct ht_chunk_io *io, struct ht_ring *ring, enum ht_io_op op)
 {
-    x->lost = ht_ref_lost(ref);
-    x->count = x->lost ? 0 : ht_ref_extents(ref);
+    struct ht_xfer *x = &io->xfer;
+
+    x->lost = ht_ref_lost(&io->ref);
+    x->count = x->lost ? 0 : ht_ref_extents(&io->ref);
     x->ios = x->io_;
     x->bad_dev = 0;
-    if (!x->lost && ht_ref_is_cold(ref)) { /* no request for a device: data/cold.c fetches it */
+    if (!x->lost && ht_ref_is_cold(&io->ref)) { /* no request for a device: data/cold.c fetches it */
         x->count = 0;
         return -EIO;
     }
-    if (!all_answer(x, s, ref))
+    if (!all_answer(io))
         return -EIO;
     if (x->count > HT_ARRAY_SIZE(x->io_)) {
         x->ios = malloc(x->count * sizeof(*x->ios));
@@ -90,16 +101,15 @@ static int xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *rin
             return -ENOMEM;
         }
     }
-    uint8_t *p = buf;
+    uint8_t *p = io->data;
     for (unsigned i = 0; i < x->count; i++) {
-        struct ht_extent e = ht_ref_extent(ref, i);
+        struct ht_extent e = ht_ref_extent(&io->ref, i);
         x->ios[i] = (struct ht_io){
             .op = op,
-            .dev = s->dev[e.device],
+            .dev = io->obj->s->dev[e.device],
             .offset = e.block * HT_BLOCK_BYTES,
             .buf = p,
             .len = e.blocks * HT_BLOCK_BYTES,
-            .user = (void *)(uintptr_t)(e.device + 1),
         };
         p += x->ios[i].len;
         ht_ring_submit(ring, &x->ios[i]);
@@ -108,8 +118,9 @@ static int xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *rin
 }
 
 /* Frees what queue took. Every error of a device is -EIO: a full one below us (thin, or a file) is not a full store. */
-static int xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
+static int wait(struct ht_chunk_io *io, struct ht_ring *ring)
 {
+    struct ht_xfer *x = &io->xfer;
     int first = x->lost ? -EIO : 0;
 
     for (unsigned i = 0; i < x->count; i++) {
@@ -118,9 +129,7 @@ static int xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
             rc = ht_fault(x->ios[i].op == HT_IO_READ ? HT_FAULT_STORE_READ : HT_FAULT_STORE_WRITE);
         if (rc && !first) {
             first = -EIO;
-            x->bad_error = rc;
-            x->bad_dev = (unsigned)(uintptr_t)x->ios[i].user;
-            x->bad_offset = x->ios[i].offset;
+            blame(io, i, rc);
         }
     }
     if (x->count && x->ios != x->io_)
@@ -129,23 +138,15 @@ static int xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     return first;
 }
 
-/* The error is the one of the first extent. */
-static void xfer_blame(struct ht_xfer *x, const struct ht_ref *ref, int error)
-{
-    struct ht_extent e = ht_ref_extent(ref, 0);
-
-    x->bad_dev = e.device + 1;
-    x->bad_offset = e.block * HT_BLOCK_BYTES;
-    x->bad_error = error;
-}
-
 /* A write succeeded and is about to be installed; -EIO if a flush of its device has failed since. */
-static int xfer_validate(struct ht_store *s, struct ht_xfer *x, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+static int validate(struct ht_chunk_io *io) HT_REQUIRES(HT_LOCK_STORE)
 {
-    ht_ref_stamp(s, ref);
-    if (!ht_ref_is_void(s, ref, x->flush_error_passes))
+    struct ht_store *s = io->obj->s;
+
+    ht_ref_stamp(s, &io->ref);
+    if (!ht_ref_is_void(s, &io->ref, io->xfer.flush_error_passes))
         return 0;
-    xfer_blame(x, ref, -EIO);
+    blame(io, 0, -EIO);
     return -EIO;
 }
 
@@ -236,7 +237,7 @@ void ht_chunk_read_start(struct ht_chunk_io *io, struct ht_ring *ring, void *buf
 {
     io->data = buf;
     io->mismatch = io->undecodable = false;
-    io->rc = xfer_queue(&io->xfer, io->obj->s, ring, &io->ref, buf, HT_IO_READ);
+    io->rc = queue(io, ring, HT_IO_READ);
 }
 
 /* The bytes came: are they right? Then the caller gets the content. */
@@ -252,14 +253,14 @@ static int verify_and_decode(struct ht_chunk_io *io)
     }
     if (rc != -EUCLEAN)
         return rc;
-    xfer_blame(&io->xfer, &io->ref, -EUCLEAN);
+    blame(io, 0, -EUCLEAN);
     io->mismatch = true;
     return -EIO;
 }
 
 int ht_chunk_read_finish_quietly(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    int rc = xfer_wait(&io->xfer, ring);
+    int rc = wait(io, ring);
 
     if (!io->rc)
         io->rc = rc;
@@ -437,12 +438,12 @@ void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring)
 
     count_writing(io, ht_ref_blocks(&io->ref));
     ht_store_unlock(s);
-    io->rc = xfer_queue(&io->xfer, s, ring, &io->ref, io->data, HT_IO_WRITE);
+    io->rc = queue(io, ring, HT_IO_WRITE);
 }
 
 void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    int rc = xfer_wait(&io->xfer, ring);
+    int rc = wait(io, ring);
 
     if (!io->rc)
         io->rc = rc;
@@ -465,7 +466,7 @@ unsigned ht_chunk_write_pieces_left(const struct ht_chunk_io *io)
  *   place fails --> another place of that device --fails--> other devices, one place each
  *                                                             --none left--> the caller's error
  *
- * A place also fails when a flush of its device fails while the write is in flight (xfer_validate).
+ * A place also fails when a flush of its device fails while the write is in flight (validate).
  *
  * A device that fails every write is not tried twice, nor one that does not answer. When one place took the bytes, the
  * failed places stay taken until the next mount (up to a share of the device, alloc.h); when none did, it is not the
@@ -529,10 +530,10 @@ static int write_there(struct ht_chunk_io *io, struct ht_ring *ring) HT_REQUIRES
 
     io->xfer.flush_error_passes = s->data->flush_error_passes;
     ht_store_unlock(s);
-    int rc = xfer_queue(&io->xfer, s, ring, &io->ref, io->data, HT_IO_WRITE);
-    rc = rc ? rc : xfer_wait(&io->xfer, ring);
+    int rc = queue(io, ring, HT_IO_WRITE);
+    rc = rc ? rc : wait(io, ring);
     ht_store_lock(s);
-    return rc ? rc : xfer_validate(s, &io->xfer, &io->ref);
+    return rc ? rc : validate(io);
 }
 
 /*
@@ -563,7 +564,7 @@ int ht_chunk_write_finish(struct ht_chunk_io *io, struct ht_ring *ring)
     uint32_t blocks = ht_ref_blocks(&io->ref);
 
     if (!io->rc)
-        io->rc = xfer_validate(io->obj->s, &io->xfer, &io->ref);
+        io->rc = validate(io);
     if (io->rc && io->chunk)
         io->rc = write_elsewhere(io, ring);
     else if (io->rc)

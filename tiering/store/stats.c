@@ -80,7 +80,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;
     out->pending_free_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
-    out->objects = s->objects.count;
+    out->objects = s->objects.table.count;
     out->chunks = s->objects.chunks;
     out->lost_chunks = s->objects.lost_chunks;
     out->dram_bytes = ht_arena_bytes(s->arena);

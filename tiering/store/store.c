@@ -412,14 +412,14 @@ static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* bounded: the same */
-    for (size_t b = 0; b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b), *next; o; o = next) {
-            next = o->next;
+    for (size_t b = 0; b < s->objects.table.buckets.count; b++)
+        for (struct ht_obj *o = ht_obj_of_link(*ht_bucket_at(&s->objects.table.buckets, b)), *next; o; o = next) {
+            next = ht_obj_of_link(o->by_oid.next);
             forget_content(o);
             ht_shm_free(o);
             ht_obj_free_memory(o);
         }
-    ht_buckets_free(&s->objects.table);
+    ht_id_table_free(&s->objects.table);
     ht_pool_destroy(&s->objects.pool);
     ht_id_table_free(&s->objects.scopes_by_id);
     while (s->objects.scopes) {

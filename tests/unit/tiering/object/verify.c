@@ -369,8 +369,8 @@ static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE
     size_t single = 0;
 
     ht_alloc_verify(s->alloc, deferred);
-    for (size_t b = 0; listed && b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
+    for (size_t b = 0; listed && b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b)
             count_owners(&w, o);
     for (size_t i = 0; i < w.entries; i++) {
         uint32_t owners = w.entry[i]->owners;
@@ -418,14 +418,14 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     uint64_t tables_bytes = 0;
     size_t count = 0, listed = 0;
 
-    for (size_t b = 0; b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next) {
-            assert(ht_bucket_of(&s->objects.table, ht_id_hash(o->oid)) == b);
+    for (size_t b = 0; b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b) {
+            assert(ht_bucket_of(&s->objects.table.buckets, ht_id_hash(o->oid)) == b);
             check_object(o, &t, &tables_bytes);
             listed += !ht_list_empty(&o->touched) && !o->leaving && !o->ending;
             count++;
         }
-    assert(s->objects.count == count && count_listed(s) == listed);
+    assert(s->objects.table.count == count && count_listed(s) == listed);
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
     assert(s->objects.superseded_blocks == t.superseded_blocks && s->objects.cold_blocks == t.cold_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
