@@ -236,7 +236,7 @@ void ht_obj_evict(struct ht_obj *obj);
 enum ht_residency { HT_RESIDENCY_AUTO, HT_RESIDENCY_PINNED, HT_RESIDENCY_COLD };
 void ht_obj_set_residency(struct ht_obj *obj, enum ht_residency residency);
 /*
- * compress: threads that write its content back may compress it at once (data/write_frame.h). tensor: ht_scope_edits
+ * compress: threads that write its content back may compress it at once (data/write_frame.c). tensor: ht_scope_edits
  * counts its changes; so it does if content is one from now on, or is none any more (changed).
  */
 void ht_obj_describe(struct ht_obj *obj, bool compress, bool tensor, bool changed);

@@ -38,8 +38,7 @@ struct ht_store_stats {
     uint64_t meta_bytes;                  /* heap held for objects and chunks */
     /*
      * Heap held for descriptors of the DRAM tier (800 bytes for each MiB, and shadows of evicted images) and maps of
-     * the devices (38 MiB for each TiB). Also for buffers of the log and of batch pins, and extents of chunks that lie
-     * in several pieces.
+     * the devices (38 MiB for each TiB). Also for buffers of the log, and extents of chunks that lie in several pieces.
      */
     uint64_t working_bytes;
     uint64_t next_id;

@@ -2,7 +2,7 @@
 /*
  * slice.h - when a loop over many things lets other threads have the lock that it holds.
  *
- * tiering/object/slice.h and fs/ns/pending.h release the locks of the store and of names.
+ * tiering/object/context.h and fs/ns/pending.h release the locks of the store and of names.
  */
 #pragma once
 

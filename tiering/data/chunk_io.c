@@ -12,8 +12,8 @@
 #include "tiering/api/check.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
-#include "tiering/data/admission.h"
 #include "tiering/data/data_priv.h"
+#include "tiering/data/flush.h"
 #include "tiering/data/data.h"
 #include "tiering/data/health.h"
 
@@ -49,6 +49,149 @@ bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const vo
     uint64_t salt = ht_ref_is_cold(ref) ? 0 : s->layout.salt; /* many stores read one vault */
 
     return ht_hash64(stored, ref->stored, salt) == ref->checksum;
+}
+
+/* ------------------------------------------------ requests for the extents */
+
+/* The error is that of the i-th extent. */
+static void blame(struct ht_chunk_io *io, unsigned i, int error)
+{
+    struct ht_extent e = ht_ref_extent(&io->ref, i);
+
+    io->xfer.bad_dev = e.device + 1;
+    io->xfer.bad_offset = e.block * HT_BLOCK_BYTES;
+    io->xfer.bad_error = error;
+}
+
+/* A device that is missing, or has not answered for long, gets no request: no thread should wait for it. */
+static bool all_answer(struct ht_chunk_io *io)
+{
+    const struct ht_store *s = io->obj->s;
+
+    for (unsigned i = 0; i < io->xfer.count; i++) {
+        struct ht_extent e = ht_ref_extent(&io->ref, i);
+        if (s->data->health[e.device] < HT_HEALTH_NOT_ANSWERING)
+            continue;
+        blame(io, i, s->data->health[e.device] == HT_HEALTH_MISSING ? -ENODEV : -ETIMEDOUT);
+        io->xfer.count = 0;
+        return false;
+    }
+    return true;
+}
+
+/* To the ring, and no further: they go to the device with the next ht_ring_kick or ht_ring_offer, or a wait. */
+static int queue(struct ht_chunk_io *io, struct ht_ring *ring, enum ht_io_op op)
+{
+    struct ht_xfer *x = &io->xfer;
+
+    x->lost = ht_ref_lost(&io->ref);
+    x->count = x->lost ? 0 : ht_ref_extents(&io->ref);
+    x->ios = x->io_;
+    x->bad_dev = 0;
+    if (!x->lost && ht_ref_is_cold(&io->ref)) { /* no request for a device: data/cold.c fetches it */
+        x->count = 0;
+        return -EIO;
+    }
+    if (!all_answer(io))
+        return -EIO;
+    if (x->count > HT_ARRAY_SIZE(x->io_)) {
+        x->ios = malloc(x->count * sizeof(*x->ios));
+        if (!x->ios) {
+            x->count = 0;
+            return -ENOMEM;
+        }
+    }
+    uint8_t *p = io->data;
+    for (unsigned i = 0; i < x->count; i++) {
+        struct ht_extent e = ht_ref_extent(&io->ref, i);
+        x->ios[i] = (struct ht_io){
+            .op = op,
+            .dev = io->obj->s->dev[e.device],
+            .offset = e.block * HT_BLOCK_BYTES,
+            .buf = p,
+            .len = e.blocks * HT_BLOCK_BYTES,
+        };
+        p += x->ios[i].len;
+        ht_ring_submit(ring, &x->ios[i]);
+    }
+    return 0;
+}
+
+/* Frees what queue took. Every error of a device is -EIO: a full one below us (thin, or a file) is not a full store. */
+static int wait(struct ht_chunk_io *io, struct ht_ring *ring)
+{
+    struct ht_xfer *x = &io->xfer;
+    int first = x->lost ? -EIO : 0;
+
+    for (unsigned i = 0; i < x->count; i++) {
+        int rc = ht_ring_wait(ring, &x->ios[i]);
+        if (!rc)
+            rc = ht_fault(x->ios[i].op == HT_IO_READ ? HT_FAULT_STORE_READ : HT_FAULT_STORE_WRITE);
+        if (rc && !first) {
+            first = -EIO;
+            blame(io, i, rc);
+        }
+    }
+    if (x->count && x->ios != x->io_)
+        free(x->ios);
+    x->count = 0;
+    return first;
+}
+
+/* A write succeeded and is about to be installed; -EIO if a flush of its device has failed since. */
+static int validate(struct ht_chunk_io *io) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = io->obj->s;
+
+    ht_ref_stamp(s, &io->ref);
+    if (!ht_ref_is_void(s, &io->ref, io->xfer.flush_error_passes))
+        return 0;
+    blame(io, 0, -EIO);
+    return -EIO;
+}
+
+/* ---------------------------------------------------------------- permits */
+
+/* The device of a write is known when it gets its place: the permit moves there. */
+static bool is_for(const struct ht_permit *p, const struct ht_permit_request *r)
+{
+    bool there = p->dev == r->dev || (p->dev && r->direction == HT_DIRECTION_WRITE);
+
+    return there && p->direction == r->direction && p->bytes >= r->bytes;
+}
+
+enum ht_admission ht_admit(struct ht_store *s, struct ht_permit *spare, const struct ht_permit_request *r, bool holds)
+{
+    if (!r->dev || ht_io_class() == HT_IO_URGENT || is_for(spare, r))
+        return HT_ADMITTED;
+    ht_permit_put(spare);
+    if (ht_permit_try(&s->gate, r, spare))
+        return HT_ADMITTED;
+    if (holds)
+        return HT_ADMISSION_LATER;
+    ht_store_unlock(s);
+    ht_permit_get(&s->gate, r, spare);
+    ht_store_lock(s);
+    return HT_ADMISSION_AGAIN;
+}
+
+struct ht_permit_request ht_admission_of_ref(const struct ht_store *s, const struct ht_ref *ref)
+{
+    if (!ref || !ht_ref_holds(ref))
+        return (struct ht_permit_request){.dev = NULL};
+    return (struct ht_permit_request){
+        .dev = ht_ref_dev(s, ref),
+        .direction = HT_DIRECTION_READ,
+        .bytes = ht_ref_blocks(ref) * HT_BLOCK_BYTES,
+    };
+}
+
+struct ht_permit ht_admission_take(struct ht_permit *spare)
+{
+    struct ht_permit p = *spare;
+
+    spare->dev = NULL;
+    return p;
 }
 
 /* --------------------------------------------------------------- reading */
@@ -94,7 +237,7 @@ void ht_chunk_read_start(struct ht_chunk_io *io, struct ht_ring *ring, void *buf
 {
     io->data = buf;
     io->mismatch = io->undecodable = false;
-    io->rc = ht_xfer_queue(&io->xfer, io->obj->s, ring, &io->ref, buf, HT_IO_READ);
+    io->rc = queue(io, ring, HT_IO_READ);
 }
 
 /* The bytes came: are they right? Then the caller gets the content. */
@@ -110,14 +253,14 @@ static int verify_and_decode(struct ht_chunk_io *io)
     }
     if (rc != -EUCLEAN)
         return rc;
-    ht_xfer_blame(&io->xfer, &io->ref, -EUCLEAN);
+    blame(io, 0, -EUCLEAN);
     io->mismatch = true;
     return -EIO;
 }
 
 int ht_chunk_read_finish_quietly(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    int rc = ht_xfer_wait(&io->xfer, ring);
+    int rc = wait(io, ring);
 
     if (!io->rc)
         io->rc = rc;
@@ -295,15 +438,24 @@ void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring)
 
     count_writing(io, ht_ref_blocks(&io->ref));
     ht_store_unlock(s);
-    io->rc = ht_xfer_queue(&io->xfer, s, ring, &io->ref, io->data, HT_IO_WRITE);
+    io->rc = queue(io, ring, HT_IO_WRITE);
 }
 
 void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    int rc = ht_xfer_wait(&io->xfer, ring);
+    int rc = wait(io, ring);
 
     if (!io->rc)
         io->rc = rc;
+}
+
+unsigned ht_chunk_write_pieces_left(const struct ht_chunk_io *io)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < io->xfer.count; i++)
+        n += ht_io_pieces_left(&io->xfer.ios[i]);
+    return n;
 }
 
 /* ------------------------------------------------------- another place */
@@ -314,7 +466,7 @@ void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring)
  *   place fails --> another place of that device --fails--> other devices, one place each
  *                                                             --none left--> the caller's error
  *
- * A place also fails when a flush of its device fails while the write is in flight (ht_xfer_validate).
+ * A place also fails when a flush of its device fails while the write is in flight (validate).
  *
  * A device that fails every write is not tried twice, nor one that does not answer. When one place took the bytes, the
  * failed places stay taken until the next mount (up to a share of the device, alloc.h); when none did, it is not the
@@ -378,10 +530,10 @@ static int write_there(struct ht_chunk_io *io, struct ht_ring *ring) HT_REQUIRES
 
     io->xfer.flush_error_passes = s->data->flush_error_passes;
     ht_store_unlock(s);
-    int rc = ht_xfer_queue(&io->xfer, s, ring, &io->ref, io->data, HT_IO_WRITE);
-    rc = rc ? rc : ht_xfer_wait(&io->xfer, ring);
+    int rc = queue(io, ring, HT_IO_WRITE);
+    rc = rc ? rc : wait(io, ring);
     ht_store_lock(s);
-    return rc ? rc : ht_xfer_validate(s, &io->xfer, &io->ref);
+    return rc ? rc : validate(io);
 }
 
 /*
@@ -412,7 +564,7 @@ int ht_chunk_write_finish(struct ht_chunk_io *io, struct ht_ring *ring)
     uint32_t blocks = ht_ref_blocks(&io->ref);
 
     if (!io->rc)
-        io->rc = ht_xfer_validate(io->obj->s, &io->xfer, &io->ref);
+        io->rc = validate(io);
     if (io->rc && io->chunk)
         io->rc = write_elsewhere(io, ring);
     else if (io->rc)

@@ -16,13 +16,25 @@
 #pragma once
 
 #include "tiering/base/event.h"
-#include "tiering/data/xfer.h"
+#include "tiering/base/guarded.h"
+#include "tiering/io/dev.h"
 #include "tiering/io/gate.h"
 #include "tiering/object/ref.h"
 #include "tiering/tier/placement.h"
 
 struct ht_obj;
 struct ht_chunk;
+
+/* Requests for the extents of a reference. */
+struct ht_xfer {
+    struct ht_io io_[4], *ios;
+    unsigned count;
+    unsigned bad_dev; /* after an error: index of the device + 1 (0: no device failed), where, and the device's error */
+    uint64_t bad_offset;
+    int bad_error;
+    uint64_t flush_error_passes; /* of a write: ht_flush_error_passes when its place was taken */
+    bool lost;                   /* nothing was read: the chunk is marked lost */
+};
 
 struct ht_chunk_io {
     struct ht_obj *obj;
@@ -45,6 +57,24 @@ bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const vo
 
 /* This thread's ring; NULL: the thread cannot have one. */
 struct ht_ring *ht_store_ring(struct ht_store *s);
+
+/* ------ permits of a batch: it has the permit for a chunk before it takes the chunk (io/gate.h) */
+
+enum ht_admission {
+    HT_ADMITTED,        /* the lock was held all the time */
+    HT_ADMISSION_LATER, /* not beside the requests that the batch has: it completes one, and asks again */
+    HT_ADMISSION_AGAIN, /* the call released the lock: the caller looks again at what it wants, and asks again */
+};
+/*
+ * *spare: a permit without a request, which the batch keeps between calls. It fits after HT_ADMITTED, and the request
+ * takes it over. holds: the batch has requests in flight, and with them chunks.
+ */
+enum ht_admission ht_admit(struct ht_store *s, struct ht_permit *spare, const struct ht_permit_request *r, bool holds)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* A read of these bytes. NULL: nothing is read. */
+struct ht_permit_request ht_admission_of_ref(const struct ht_store *s, const struct ht_ref *ref);
+/* The spare permit becomes that of a request. */
+struct ht_permit ht_admission_take(struct ht_permit *spare);
 
 /* ------------------------------------------------- reading, without the lock */
 
@@ -98,6 +128,8 @@ void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUD
  * may release. Without a chunk the caller gets io->ref, and no other place is tried.
  */
 int ht_chunk_write_finish(struct ht_chunk_io *io, struct ht_ring *ring) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Pieces of its requests that have not ended; 0: all have. */
+unsigned ht_chunk_write_pieces_left(const struct ht_chunk_io *io);
 /* Counts and reports a write that failed with rc. then: the further use of the bytes. */
 void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *then) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -22,11 +22,6 @@ int ht_data_setup(struct ht_store *s)
     return 0;
 }
 
-int ht_data_need_decoder(struct ht_store *s)
-{
-    return ht_decoders_need_one(&s->data->decoders);
-}
-
 uint64_t ht_data_bytes(struct ht_store *s)
 {
     return ht_decoders_bytes(&s->data->decoders) + ht_encoders_bytes(&s->data->encoders);

@@ -38,8 +38,6 @@ HT_MUTEX_OF(ht_decoders_lock, struct ht_decoders, lock, HT_LOCK_DECODERS)
 
 void ht_decoders_init(struct ht_decoders *d);
 void ht_decoders_destroy(struct ht_decoders *d);
-/* Before anything is decoded: there is one decoder. -ENOMEM */
-int ht_decoders_need_one(struct ht_decoders *d) HT_MUST_CHECK;
 uint64_t ht_decoders_bytes(struct ht_decoders *d);
 /*
  * data: the stored bytes of ref, verified; then what ref shows of its content. It has room for either, the stored bytes
@@ -47,7 +45,7 @@ uint64_t ht_decoders_bytes(struct ht_decoders *d);
  */
 int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) HT_MUST_CHECK;
 
-/* --------------------------------------------------------------- encode.c */
+/* ---------------------------------------------------------- write_frame.c */
 
 /*
  * Threads that write content compress it at once, where that is faster (tier/encode_policy.h).
@@ -60,6 +58,10 @@ int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data) H
  * chunk. So it asks, writes raw bytes until then, and an engine does it (engine/recompress.c).
  */
 struct ht_encoder;
+struct ht_batch_write;
+struct ht_chunk;
+struct ht_obj;
+struct ht_write_batch;
 
 enum { HT_ENCODERS_MAX = 128 };
 struct ht_encoders {
@@ -87,14 +89,18 @@ HT_MUTEX_OF(ht_encoders_lock, struct ht_encoders, lock, HT_LOCK_ENCODERS)
 void ht_encoders_init(struct ht_encoders *e);
 void ht_encoders_destroy(struct ht_encoders *e);
 uint64_t ht_encoders_bytes(struct ht_encoders *e);
-/* Would it be faster now? */
-bool ht_encode_is_worth_now(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+
 /*
- * Encodes raw into out, which has room for as much. The frame's bytes; 0: it would save too little; -EAGAIN: nothing
- * was tried.
+ * May so many bytes of the image become a frame? Of files outside models that may be compressed, chunks that are whole
+ * and new: content that is written again and again would be compressed each time.
  */
-int ht_encode_now(struct ht_store *s, const void *raw, uint32_t bytes, void *out)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+bool ht_write_frame_may(const struct ht_obj *o, struct ht_chunk *c, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Prepares a frame of the image's bytes in a staging buffer, which belongs to the job then. The caller holds the chunk;
+ * the call may finish older writes of the batch. False: nothing was prepared. *out_vain: a frame would save too little.
+ */
+bool ht_write_frame_prepare(struct ht_write_batch *w, struct ht_batch_write *j, const void *data, int numa_index,
+                            bool *out_vain) HT_EXCLUDES(HT_LOCK_STORE);
 
 /* ------------------------------------------------------------------ state */
 
@@ -110,12 +116,12 @@ struct ht_data {
     _Atomic uint32_t closed;                /* take no more content */
     _Atomic uint64_t given_up;              /* references; with tx_lock, too */
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as last reported */
-    /* flush.c, flush_error.c */
+    /* flush.c */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         uint64_t flush_error_passes;      /* passes over the current references */
         uint32_t suspect, unsafe;         /* a flush failed: the pass is due; ever */
         uint32_t resolving;               /* a flush failed, and the pass is running */
-        uint64_t flush_clock;             /* flushes of data begun; flush.c */
+        uint64_t flush_clock;             /* flushes of data begun */
         uint64_t covered[HT_DEVICES_MAX]; /* flush_clock of the last that ended well */
         /* content on them was published and maybe not flushed; the part that is being flushed */
         uint32_t published, flushing;

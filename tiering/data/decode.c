@@ -2,6 +2,8 @@
 #include "tiering/data/data_priv.h"
 
 #include "tiering/codec/frame.h"
+#include "tiering/data/data.h"
+#include "tiering/object/context.h"
 
 void ht_decoders_init(struct ht_decoders *d)
 {
@@ -37,8 +39,9 @@ static int make(struct ht_decoders *d, struct ht_decoder **out) HT_REQUIRES(HT_L
     return 0;
 }
 
-int ht_decoders_need_one(struct ht_decoders *d)
+int ht_data_need_decoder(struct ht_store *s)
 {
+    struct ht_decoders *d = &s->data->decoders;
     struct ht_decoder *decoder;
     int rc = 0;
 

@@ -53,8 +53,6 @@ int ht_round_failed(struct ht_rounds *r) HT_MUST_CHECK;
 
 /* -------------------------------------------------------- failed flushes */
 
-/* When a flush has failed: gives up the voided writes, or waits until another thread has done so. */
-int ht_flush_error_resolve(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* How many passes over current references followed failed flushes. */
 uint64_t ht_flush_error_passes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /*

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health.c - how the devices do, by the age of their oldest requests. A look waits for no device.
+ * health.c - how the devices do: by the age of their oldest requests, and by what they took in a day. A look waits for
+ * no device.
  *
  * A change is reported once, as an event. health[] is what placement and new requests go by.
  *
@@ -30,6 +31,11 @@ static uint64_t answer_ns(const struct ht_store *s, unsigned device_class)
     unsigned given_ms = capacity ? s->opts.capacity_answer_ms : s->opts.answer_ms;
 
     return (given_ms ? given_ms : (capacity ? HT_CAPACITY_ANSWER_S : HT_DEVICE_ANSWER_S) * 1000u) * 1000000ull;
+}
+
+const char *ht_device_name(const struct ht_store *s, unsigned device)
+{
+    return device == HT_DEVICE_VAULT ? "the vault" : s->dev[device] ? ht_dev_name(s->dev[device]) : "a missing device";
 }
 
 static void report(const struct ht_store *s, unsigned device, enum ht_health was, enum ht_health is)
@@ -85,6 +91,37 @@ uint64_t ht_health_period_ns(const struct ht_store *s)
     uint64_t least_ns = ht_min_u64(answer_ns(s, HT_DEVICE_FAST), answer_ns(s, HT_DEVICE_CAPACITY));
 
     return ht_min_u64(least_ns / LOOKS, LOOK_MS_MAX * UINT64_C(1000000));
+}
+
+/* --------------------------------------------------------------- endurance */
+
+/* Everything counts that the devices took: content, log and superblocks, of all devices together. */
+void ht_endurance_check(struct ht_store *s)
+{
+    struct ht_endurance *e = &s->data->endurance;
+    uint64_t now_ns = ht_now_ns();
+
+    ht_endurance_look(e, now_ns, ht_devs_totals(s->dev, s->dev_count).written_bytes);
+    if (ht_endurance_must_warn(e, now_ns))
+        ht_event(HT_EVENT_ENDURANCE, NULL,
+                 "the store wrote %llu bytes to its devices in the last 24 hours; the attribute endurance allows %llu",
+                 (unsigned long long)ht_endurance_day_bytes(e), (unsigned long long)e->budget_bytes);
+}
+
+void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out)
+{
+    const struct ht_endurance *e = &s->data->endurance;
+
+    ht_endurance_check(s);
+    out->day_written_bytes = ht_endurance_day_bytes(e);
+    out->endurance_bytes = e->budget_bytes;
+}
+
+void ht_store_set_endurance(struct ht_store *s, uint64_t day_bytes)
+{
+    ht_store_lock(s);
+    ht_endurance_set(&s->data->endurance, day_bytes);
+    ht_store_unlock(s);
 }
 
 /* ------------------------------------------------------------------ figures */
@@ -182,7 +219,7 @@ static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx)
             break;
         if (!ht_chunk_leaf(c)->dirty)
             index = ht_leaf_last(index);
-        else if (c->exclusive && c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty)
+        else if (c->exclusive && ht_chunk_is_dirty(o->s, c))
             *devices |= ht_chunk_ref(c) ? ht_ref_devices(ht_chunk_ref(c)) : 0;
         if (slice)
             ht_slice_next(o->s, slice);

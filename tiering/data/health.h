@@ -10,6 +10,8 @@ struct ht_store;
 
 /* The present state of the device; reports changes, and remembers them for placement. */
 enum ht_health ht_store_check_device(struct ht_store *s, unsigned device) HT_REQUIRES(HT_LOCK_STORE);
+/* Its path, or a text for an absent one, or the vault. */
+const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Time between two looks of the background. */
 uint64_t ht_health_period_ns(const struct ht_store *s);
 /* The bytes of superblocks and log on a device. */

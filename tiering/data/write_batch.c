@@ -6,7 +6,7 @@
  *                                                                          --error-> dirty again, sticky error
  *
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
- * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.h).
+ * in a staging buffer is written, and of new content maybe a compressed frame (write_frame.c).
  */
 
 #include "tiering/data/write_batch.h"
@@ -14,10 +14,9 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
-#include "tiering/data/admission.h"
+#include "tiering/data/data.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
-#include "tiering/data/write_frame.h"
 
 enum {
     PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */
@@ -259,7 +258,7 @@ static unsigned wait_for_job(struct ht_write_batch *w) HT_EXCLUDES(HT_LOCK_STORE
             const struct ht_chunk_io *io = &w->job[w->order[k]].io;
             if (k && io->rc)
                 continue;
-            unsigned left = ht_xfer_pieces_left(&io->xfer);
+            unsigned left = ht_chunk_write_pieces_left(io);
             if (!left)
                 return k;
             fewest = left < fewest ? left : fewest;
@@ -335,14 +334,9 @@ int ht_write_batch_close(struct ht_write_batch *w)
 
 /* ---------------------------------------------------------------- ranges */
 
-static bool dirty(struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
-}
-
 static bool is_to_be_written(const struct ht_write_batch *w, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return c && (c->writing || dirty(w->s, c));
+    return c && (c->writing || ht_chunk_is_dirty(w->s, c));
 }
 
 /*
@@ -364,7 +358,7 @@ static void write_chunk(struct ht_write_batch *w, struct ht_obj *o, uint64_t ind
     if (!is_to_be_written(w, c))
         return;
     ht_chunk_lock_exclusive(o, c, index);
-    if (!dirty(s, c)) {
+    if (!ht_chunk_is_dirty(s, c)) {
         ht_chunk_unlock_exclusive(o, c, index);
         return;
     }

@@ -22,7 +22,7 @@
 
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/data/write_frame.h"
+#include "tiering/data/data.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/recompress_batch.h"
 #include "tiering/engine/pass.h"

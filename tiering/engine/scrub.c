@@ -316,18 +316,20 @@ static int next_content(struct ht_scrub_run *r)
 /* Of all objects, which may come and go. */
 static uint64_t stored_blocks(struct ht_store *s)
 {
-    const struct ht_buckets *t = &s->objects.table;
+    const struct ht_buckets *t = &s->objects.table.buckets;
     struct ht_slice slice = {0};
     uint64_t blocks = 0;
     size_t bucket = 0;
 
     ht_store_lock(s);
     do {
-        for (const struct ht_obj *o = t->count ? *ht_bucket_at(t, bucket) : NULL; o; o = o->next) {
+        if (!t->count)
+            break;
+        ht_obj_for_each_in_bucket(o, s, bucket) {
             blocks += ht_obj_stored_blocks(o);
             ht_lock_step();
         }
-        bucket = t->count ? ht_buckets_next(t, bucket) : 0;
+        bucket = ht_buckets_next(t, bucket);
         ht_slice_next(s, &slice);
     } while (bucket);
     ht_store_unlock(s);

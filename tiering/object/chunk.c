@@ -197,7 +197,6 @@ uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index)
     return (uint32_t)ht_min_u64(o->size - start, ht_obj_used_bytes(o));
 }
 
-/* Drops an image that was made for an operation that failed. */
 void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     if (c->slot == HT_SLOT_NONE)
@@ -245,36 +244,6 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     o->dirty--;
     ht_chunk_leaf(c)->dirty--;
     o->s->flow.dirty_bytes -= ht_arena_slot_bytes(o->s->arena, c->slot);
-}
-
-/* If there is no room it asks for as much as the object may need. */
-static void pin_if_wanted(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (o->residency == HT_RESIDENCY_PINNED && !ht_arena_pin(o->s->arena, c->slot))
-        ht_arena_want_pinned(o->s->arena, o->size);
-}
-
-void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
-{
-    ht_arena_attach(o->s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
-    ht_arena_image(o->s->arena, slot)->target_device = ht_chunk_stored_target_device(o->s, c);
-    c->slot = slot;
-    o->resident++;
-    pin_if_wanted(o, c);
-}
-
-void ht_chunk_use_image(struct ht_obj *o, struct ht_chunk *c)
-{
-    ht_arena_use(o->s->arena, c->slot);
-    pin_if_wanted(o, c);
-    if (o->residency == HT_RESIDENCY_COLD)
-        ht_arena_cool(o->s->arena, c->slot);
-}
-
-void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c)
-{
-    if (o->residency != HT_RESIDENCY_COLD && ht_arena_may_protect(o->s->arena, c->slot))
-        ht_arena_protect(o->s->arena, c->slot);
 }
 
 /* Scratch is never published. */
@@ -373,7 +342,6 @@ static bool moves_in_order(struct ht_store *s, const struct ht_obj *o, uint32_t 
     return true;
 }
 
-/* The arena wants to evict a clean image. */
 bool ht_store_evict_image(void *ctx, uint32_t slot)
 {
     struct ht_store *s = ctx;

@@ -9,7 +9,7 @@
  *   SHARE cur names the extents of pub with fewer visible bytes (truncated)
  *   BAD   a staged write was lost: reads are -EIO until abort or overwrite
  *
- * Extents may belong to references of other chunks, too (refcount.c): clones.
+ * Extents may belong to references of other chunks, too (frees.c): clones.
  *
  * An image in the arena, if there is one, is at least as new as both. It may be shorter than the chunk
  * (ht_chunk_image_bytes), but not shorter than either reference; the bytes after it are zeros. When the object has
@@ -238,7 +238,7 @@ void ht_chunk_use_image(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOC
 /* Its image stays in memory from now on, if the protected set has room for it. */
 void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE); /* unless it holds something */
+/* Drops an image that was made for an operation that failed, unless it holds something. */
+void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* The arena's evict: ctx is the store. False: the image is dirty or in use. */
 bool ht_store_evict_image(void *ctx, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);

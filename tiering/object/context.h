@@ -20,12 +20,13 @@
 #include <stdatomic.h>
 
 #include "tiering/base/lock.h"
+#include "tiering/base/slice.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
 #include "tiering/tier/next_use.h"
 #include "tiering/io/gate.h"
 #include "tiering/api/store.h"
-#include "tiering/object/deferred_free.h"
+#include "tiering/object/frees.h"
 #include "tiering/object/object.h"
 
 struct ht_staging;
@@ -83,6 +84,18 @@ struct ht_waits {
     _Atomic bool trim_ends; /* ht_store_trim_cancel was called; no lock */
 };
 
+/*
+ * Memory that is given back without the store's lock. The last free() of many megabytes returns these to the system.
+ * That takes milliseconds for the tables of a million chunks. So the memory of tables is collected, and the thread that
+ * ends a slice or a transaction frees it when it has let the lock go.
+ */
+enum { HT_TRASH_PIECES_MAX = 2048 }; /* more are freed at once: about a megabyte */
+
+struct ht_trash {
+    void *first; /* of malloc; each begins with the address of the next one */
+    unsigned pieces;
+};
+
 /* ----------------------------------------------------------------- state */
 
 /* Set when the store is made: lower folders call these functions, higher ones implement them. */
@@ -96,7 +109,7 @@ struct ht_hooks {
     void (*wake_engines)(struct ht_store *s, const struct ht_wakes *w);
 };
 
-/* numa.c: which memory is near which device. Fixed, except for the credit. */
+/* image.c: which memory is near which device. Fixed, except for the credit. */
 struct ht_numa {
     struct ht_nodes nodes; /* that memory comes from */
     /* Devices, as if they were nodes: whose turn it is to get new content. */
@@ -148,6 +161,7 @@ struct ht_store {
     struct ht_numa numa;
     struct ht_objects objects HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_frees frees;
+    struct ht_trash trash HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_waits waits;
     struct ht_flow flow HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_vault vault HT_GUARDED_BY(HT_LOCK_STORE);
@@ -167,6 +181,21 @@ static inline struct ht_dev *ht_ref_dev(const struct ht_store *s, const struct h
     int device = ht_ref_home(r);
 
     return device < 0 ? NULL : s->dev[device];
+}
+
+/* NULL: it has none. */
+static inline struct ht_image *ht_chunk_image(const struct ht_store *s, const struct ht_chunk *c)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
+}
+
+/* Has it an image that is newer than its reference? */
+static inline bool ht_chunk_is_dirty(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_image *im = ht_chunk_image(s, c);
+
+    return im && im->dirty;
 }
 
 /* It takes no changes: it was opened read-only, or its log has failed. */
@@ -217,17 +246,26 @@ int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQU
 /* This image went, or may go: wakes a thread that waits for one. */
 void ht_wake_for_slot(struct ht_store *s, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_wake_one_for_slot(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * After each step of a loop over many chunks or objects. Between two slices anything may change but what the caller
+ * keeps from changing. It holds a reference to its object, and looks chunks up again.
+ *
+ At the end of a slice it releases the lock and takes it again. If threads wait for the
+ * lock, one gets it first. A slice that rests gives them more time: most in a thread of a lower class (io/gate.h).
+ */
+void ht_slice_next(struct ht_store *s, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE);
 
-/* -------------------------------------------------------------- nodes: numa.c */
+/* A piece of malloc, as large as an address at least. NULL is none. */
+void ht_trash_put(struct ht_store *s, void *piece) HT_REQUIRES(HT_LOCK_STORE);
+/* Takes everything, for ht_trash_empty without the lock. */
+struct ht_trash ht_trash_take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_trash_empty(struct ht_trash *t);
+
+/* -------------------------------------------------------------- nodes: image.c */
 
 /* Before memory is made. -EINVAL: there is no such node. */
 int ht_store_find_nodes(struct ht_store *s) HT_MUST_CHECK;
 
-/*
- * Where an image of the chunk should be: near the device that it lies on. A chunk that is not stored yet gets a device
- * first (*target_device, and 1, as in struct ht_image), if it matters.
- */
-int ht_chunk_choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *target_device) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * The place for an image without a requested one: near the device of the chunk, or else near the device that the image
  * is meant for.
@@ -235,7 +273,6 @@ int ht_chunk_choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *ta
 int ht_chunk_numa_index(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* The device that its image is meant for, or -1. */
 int ht_chunk_target_device(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
-uint8_t ht_chunk_stored_target_device(const struct ht_store *s, struct ht_chunk *c);
 int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref);
 /* The place of all its stored bytes, or HT_NUMA_INDEX_ANY. Releases the lock in between. */
 int ht_obj_common_numa_index(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);

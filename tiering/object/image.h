@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * image.h - images of chunks in either place: in the arena (image.c), or in shared memory that programs map
- * (shm/image.c). The caller holds the store's lock. It holds the chunk exclusively if a call changes its image.
+ * (shm/shm.c). The caller holds the store's lock. It holds the chunk exclusively if a call changes its image.
  *
  * All images of an object are of one kind, with one exception: while its shared memory opens, some are still in the
  * arena, and ht_shm_complete moves them.

@@ -8,69 +8,37 @@
 
 #include "tiering/object/object.h"
 #include "tiering/base/activity.h"
-#include "tiering/base/idhash.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 
-enum { OBJECTS_PER_BUCKET = 2, GROW_MAX = 2 };
 enum { SLICE_BUCKETS = 1024, REST_NS_MAX = 1000000 };
 
 /* ----------------------------------------------------------------- table */
 
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
 {
-    struct ht_obj *o = s->objects.table.count ? *ht_bucket_of_hash(&s->objects.table, ht_id_hash(oid)) : NULL;
-
-    while (o && o->oid != oid)
-        o = o->next;
-    return o;
-}
-
-static void put_in_table(struct ht_store *s, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    void **head = ht_bucket_of_hash(&s->objects.table, ht_id_hash(o->oid));
-
-    ht_chain_link(head, o, next);
-}
-
-/* By a bucket or two. Without memory for one chains become longer, and all is still correct. */
-static void grow_table(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_buckets *t = &s->objects.table;
-    void **from;
-
-    if (s->objects.count < t->count * OBJECTS_PER_BUCKET)
-        return;
-    uint64_t before = ht_buckets_bytes(t);
-    for (unsigned i = 0; i < GROW_MAX && s->objects.count >= t->count * OBJECTS_PER_BUCKET; i++) {
-        if (!ht_buckets_grow(t, &from) || !from)
-            break;
-        struct ht_obj *o = *from, *next;
-        for (*from = NULL; o; o = next) {
-            next = o->next;
-            put_in_table(s, o);
-            ht_lock_step();
-        }
-    }
-    s->objects.meta_bytes += ht_buckets_bytes(t) - before;
+    return ht_obj_of_link(ht_id_find(&s->objects.table, oid));
 }
 
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 {
-    grow_table(s);
-    struct ht_obj *o = s->objects.table.count ? ht_pool_get(&s->objects.pool) : NULL;
+    uint64_t before = ht_id_table_bytes(&s->objects.table);
+    struct ht_obj *o = ht_pool_get(&s->objects.pool);
+
     if (!o)
         return NULL;
     o->s = s;
     o->oid = oid;
+    if (ht_id_insert(&s->objects.table, &o->by_oid)) {
+        ht_pool_put(&s->objects.pool, o);
+        return NULL;
+    }
     o->chunk_shift = 16;
     o->extra = &ht_obj_no_extra;
     ht_obj_join(o, s->objects.scope0);
     ht_list_init(&o->touched);
-    put_in_table(s, o);
-    s->objects.count++;
-    s->objects.meta_bytes += sizeof(*o);
+    s->objects.meta_bytes += sizeof(*o) + ht_id_table_bytes(&s->objects.table) - before;
     return o;
 }
 
@@ -136,9 +104,7 @@ void ht_obj_put_locked(struct ht_obj *o)
     o->s->hooks.free_shm(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
-    void **head = ht_bucket_of_hash(&o->s->objects.table, ht_id_hash(o->oid));
-    ht_chain_remove(head, o, next);
-    o->s->objects.count--;
+    ht_id_remove(&o->s->objects.table, &o->by_oid);
     ht_obj_free_memory(o);
 }
 
@@ -358,11 +324,11 @@ void ht_obj_note_error(struct ht_obj *o, int error, bool report)
  * slices. An object that is there from the first slice to the last one is listed once (ht_buckets_next), and others at
  * most once.
  */
-static size_t chain_length(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+static size_t chain_length(const struct ht_store *s, size_t bucket) HT_REQUIRES(HT_LOCK_STORE)
 {
     size_t n = 0;
 
-    for (; o; o = o->next)
+    ht_obj_for_each_in_bucket(o, s, bucket)
         n++;
     return n;
 }
@@ -372,17 +338,16 @@ int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan)
     unsigned left = SLICE_BUCKETS;
 
     ht_store_lock(s);
-    const struct ht_buckets *t = &s->objects.table;
+    const struct ht_buckets *t = &s->objects.table.buckets;
     size_t wanted = 0;
     scan->is_over = t->count == 0;
     while (!scan->is_over && left--) {
-        const struct ht_obj *o = *ht_bucket_at(t, scan->bucket);
-        size_t n = chain_length(o);
+        size_t n = chain_length(s, scan->bucket);
         if (scan->count + n > scan->room) {
-            wanted = scan->count + s->objects.count; /* enough for all that are there now */
+            wanted = scan->count + s->objects.table.count; /* enough for all that are there now */
             break;
         }
-        for (; o; o = o->next)
+        ht_obj_for_each_in_bucket(o, s, scan->bucket)
             scan->oid[scan->count++] = o->oid;
         scan->bucket = ht_buckets_next(t, scan->bucket);
         scan->is_over = scan->bucket == 0;
@@ -480,29 +445,4 @@ void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
     o->scope->written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
     if (o->obj_class == HT_CLASS_SCRATCH)
         o->s->flow.scratch_written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
-}
-
-/* --------------------------------------------------------------- scratch */
-
-void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
-{
-    struct ht_store *s = o->s;
-
-    assert(o->obj_class == HT_CLASS_SCRATCH);
-    ht_store_lock(s);
-    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
-    struct ht_slice slice = {0};
-    ht_chunk_for_each_from(c, o, index) {
-        if (index >= end)
-            break;
-        if (ht_chunk_in_use(c)) {
-            ht_chunk_lock_exclusive(o, c, index);
-            ht_chunk_drop_image(o, c, index);
-            ht_chunk_prealloc_drop(o, c, 0);
-            ht_chunk_install_hole(o, c, index);
-            ht_chunk_unlock_exclusive(o, c, index);
-        }
-        ht_slice_next(s, &slice);
-    }
-    ht_store_unlock(s);
 }

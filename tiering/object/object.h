@@ -34,12 +34,14 @@ struct ht_obj_extra {
 struct ht_obj {
     struct ht_store *s;
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
-        struct ht_obj *next; /* hash chain */
         struct ht_scope *scope;
         const struct ht_obj_extra *extra;
         struct ht_list touched; /* of the scope; leaving, of the transaction; ending, of ht_objects */
     };
-    uint64_t oid;
+    union {
+        uint64_t oid;
+        struct ht_id_link by_oid HT_GUARDED_BY(HT_LOCK_STORE);
+    };
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         uint64_t size;
         union {
@@ -69,7 +71,7 @@ struct ht_obj {
         uint32_t hits, misses;
         uint32_t refs : 27;
         uint32_t tensor : 1;                   /* ht_obj_describe */
-        uint32_t compress : 1;                 /* writers may compress it: data/write_frame.h */
+        uint32_t compress : 1;                 /* writers may compress it: data/write_frame.c */
         uint32_t ending : 1;                   /* dead and large: its content is freed in slices */
         uint32_t residency : 2;                /* enum ht_residency */
         uint32_t dirty, unpublished, resident; /* chunks */
@@ -77,12 +79,12 @@ struct ht_obj {
     };
 };
 static_assert(sizeof(struct ht_obj) == 192, "memory per file is bounded");
+static_assert(offsetof(struct ht_obj, oid) == offsetof(struct ht_obj, by_oid.id), "a link has its object's number");
 
 /* All objects. */
 struct ht_objects {
-    struct ht_pool pool;     /* their memory */
-    struct ht_buckets table; /* hash by number */
-    size_t count;
+    struct ht_pool pool; /* their memory */
+    struct ht_id_table table;
     uint64_t chunks, lost_chunks; /* published */
     uint64_t tables_bytes;        /* heap of leaves and nodes */
     uint64_t tables_bytes_max;    /* for calls that ask: chunk.h */
@@ -177,6 +179,15 @@ void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRE
 
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
     HT_REQUIRES(HT_LOCK_STORE); /* also deleted ones; no reference taken */
+/* NULL for NULL. */
+static inline struct ht_obj *ht_obj_of_link(const struct ht_id_link *link)
+{
+    return link ? ht_container_of(link, struct ht_obj, by_oid) : NULL;
+}
+/* Loops over the objects of one bucket. */
+#define ht_obj_for_each_in_bucket(o, s, bucket)                                                      \
+    for (struct ht_obj *o = ht_obj_of_link(*ht_bucket_at(&(s)->objects.table.buckets, bucket)); (o); \
+         (o) = ht_obj_of_link((o)->by_oid.next))
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE);
 void ht_obj_put_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 /*
@@ -202,3 +213,13 @@ struct ht_oid_scan {
     bool is_over; /* out */
 };
 int ht_oid_scan_slice(struct ht_store *s, struct ht_oid_scan *scan) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* ------------------------- invariants (tiering/base/verify.h); with the store's lock */
+
+/* One object, its chunks and their table. */
+void ht_obj_verify(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * All objects, their images, space and owners. idle: no other thread works on the store, so sums of reservations and
+ * space are exact.
+ */
+void ht_objects_verify(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE);

@@ -62,8 +62,8 @@ void ht_touched_walk_end(struct ht_touched_walk *w) HT_REQUIRES(HT_LOCK_STORE);
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
- * Calls visit for each object that was touched at the beginning. Releases the lock in between (slice.h), and visit may,
- * with this slice. With NULL it does not: visit gets NULL then.
+ * Calls visit for each object that was touched at the beginning. Releases the lock in between (ht_slice_next), and
+ * visit may, with this slice. With NULL it does not: visit gets NULL then.
  */
 typedef void ht_scope_visit(struct ht_obj *o, struct ht_slice *slice, void *ctx);
 void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice *slice, ht_scope_visit *visit,

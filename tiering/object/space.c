@@ -19,7 +19,6 @@
 
 /* ------------------------------------------------------------ references */
 
-/* New writes are refused while this exceeds the limit. */
 void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref)
 {
     if (ht_ref_extents(ref) == 1)
@@ -119,8 +118,7 @@ void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_
 
 void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
 {
-    bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) ||
-        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+    bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) || ht_chunk_is_dirty(o->s, c);
     bool held = c->exclusive || c->shared; /* its holder may have reserved it for content that comes now */
 
     if (live || held || !(c->flags & HT_CH_LOG_RESERVED))
@@ -213,7 +211,7 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    struct gathered g = {.im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL};
+    struct gathered g = {.im = ht_chunk_image(s, c)};
     uint32_t has = g.im ? g.im->reserved_blocks : 0;
 
     g.own = has < need ? has : need;
@@ -376,7 +374,7 @@ static int reserve_uncovered(struct ht_obj *o, uint64_t *left, struct ht_slice *
 
     ht_chunk_for_each_busy(c, o, index) {
         const struct ht_ref *ref = ht_chunk_ref(c);
-        struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
+        struct ht_image *im = ht_chunk_image(s, c);
         bool covered = index << o->chunk_shift < ht_rewrite_reserve_bytes(o, o->extra->rewrite_reserve_blocks);
         if (!ht_chunk_leaf(c)->dirty)
             index = ht_leaf_last(index);

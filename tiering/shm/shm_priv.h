@@ -60,13 +60,10 @@ bool ht_shm_may_use(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOC
 int ht_shm_take(struct ht_store *s, uint64_t bytes, enum ht_lend most, uint64_t until_ns)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 void ht_shm_give(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
-/* Does no device keep a thread waiting that writes images for their memory? */
-bool ht_shm_may_write(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* May this user have so many more images, of so many more bytes in all? */
 bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
     HT_REQUIRES(HT_LOCK_STORE);
-/* image.c: images at their place in the file. */
-extern const struct ht_image_ops ht_shm_images;
+/* Where the chunk lies in the file. */
 uint8_t *ht_shm_chunk_memory(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* Bytes of the chunk that are in the file. */
 uint32_t ht_shm_chunk_bytes(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);

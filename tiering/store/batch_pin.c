@@ -41,39 +41,10 @@ struct part {
 };
 
 struct ht_batch_pin_work {
-    struct ht_batch_pin_work *next;
     int target_device; /* the device where all that changes should lie */
     int numa_index;    /* the first of its chunks that is stored, or will be on a known device */
     struct part part[N];
 };
-
-static struct ht_batch_pin_work *work_get(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_batch_pin_work *w = s->own->batch_pin_works;
-
-    if (w)
-        s->own->batch_pin_works = w->next;
-    else if ((w = malloc(sizeof(*w))))
-        s->own->batch_pin_works_bytes += sizeof(*w);
-    if (w)
-        *w = (struct ht_batch_pin_work){.numa_index = HT_NUMA_INDEX_ANY};
-    return w;
-}
-
-static void work_put(struct ht_store *s, struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
-{
-    w->next = s->own->batch_pin_works;
-    s->own->batch_pin_works = w;
-}
-
-void ht_batch_pin_works_free(struct ht_store *s)
-{
-    while (s->own->batch_pin_works) {
-        struct ht_batch_pin_work *w = s->own->batch_pin_works;
-        s->own->batch_pin_works = w->next;
-        free(w);
-    }
-}
 
 static bool before(const struct ht_batch_pin_chunk *a, const struct ht_batch_pin_chunk *b)
 {
@@ -336,9 +307,11 @@ static int begin(struct ht_batch_pin *l)
     HT_PROBE2(batch_pin_begin, l, l->count);
     sort_order(l, order);
     l->ring_ = ht_store_ring(s);
-    ht_store_lock(s);
-    struct ht_batch_pin_work *w = work_get(s);
+    struct ht_batch_pin_work *w = calloc(1, sizeof(*w));
     int rc = w && l->ring_ ? 0 : -ENOMEM;
+    if (w)
+        w->numa_index = HT_NUMA_INDEX_ANY;
+    ht_store_lock(s);
     if (!rc && s->objects.cold_blocks)
         rc = fetch_cold(l, w);
     for (unsigned k = 0; !rc && k < l->count; k++)
@@ -357,8 +330,8 @@ static int begin(struct ht_batch_pin *l)
         for (unsigned i = 0; i < l->count; i++)
             release_chunk(s, &l->chunk[i], &w->part[i]);
         put_cold(l, w);
-        work_put(s, w);
         ht_store_unlock(s);
+        free(w);
         l->priv_ = NULL;
     }
     if (rc)
@@ -593,8 +566,8 @@ int ht_batch_pin_finish(struct ht_batch_pin *l)
             first = p->rc;
         release_chunk(s, &l->chunk[i], p);
     }
-    work_put(s, w);
     ht_store_unlock(s);
+    free(w);
     l->priv_ = NULL;
     HT_PROBE2(batch_pin_end, l, first);
     return first;

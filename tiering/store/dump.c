@@ -30,7 +30,7 @@ static void put_places(struct ht_dump *d, const char *what, const struct ht_ref 
 
 static void put_state(const struct ht_obj *o, const struct ht_chunk *c, struct ht_dump *d) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
+    const struct ht_image *im = ht_chunk_image(o->s, c);
 
     if (c->exclusive)
         ht_dump_put(d, "exclusive");
@@ -85,11 +85,12 @@ static bool put_chunks_of(struct ht_obj *o, struct ht_dump *d, struct walk *w) H
 /* False: the slice ends before the bucket does. An object that goes between two slices ends its bucket. */
 static bool put_bucket(struct ht_store *s, struct ht_dump *d, struct walk *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = *ht_bucket_at(&s->objects.table, w->bucket);
+    bool skips = w->oid; /* up to that one */
 
-    while (w->oid && o && o->oid != w->oid)
-        o = o->next;
-    for (; o; o = o->next) {
+    ht_obj_for_each_in_bucket(o, s, w->bucket) {
+        skips &= o->oid != w->oid;
+        if (skips)
+            continue;
         w->oid = o->oid;
         if (!put_chunks_of(o, d, w))
             return false;
@@ -104,9 +105,9 @@ static bool put_slice(struct ht_store *s, struct ht_dump *d, struct walk *w)
     if (!ht_dump_lock(d, ht_store_mutex(s), "the store"))
         return false;
     /* bounded: SLICE chunks and buckets */
-    for (w->left = SLICE; w->left && w->bucket < s->objects.table.count && put_bucket(s, d, w); w->bucket++)
+    for (w->left = SLICE; w->left && w->bucket < s->objects.table.buckets.count && put_bucket(s, d, w); w->bucket++)
         w->left -= w->left != 0;
-    bool more = w->bucket < s->objects.table.count;
+    bool more = w->bucket < s->objects.table.buckets.count;
     ht_store_unlock(s);
     return more;
 }

@@ -18,7 +18,7 @@
 /* Has the chunk no bytes but zeros? */
 static bool is_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & HT_CH_BAD) && !ht_chunk_is_volatile(o, index);
+    return !ht_chunk_has_content(c) && !ht_chunk_is_volatile(o, index);
 }
 
 static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, uint32_t b) HT_REQUIRES(HT_LOCK_STORE)

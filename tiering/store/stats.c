@@ -52,7 +52,7 @@ static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STOR
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
         ht_refs_hung_bytes() + ht_deferred_frees_bytes(&s->frees.logged) + ht_deferred_frees_bytes(&s->frees.open) +
-        s->own->batch_pin_works_bytes + ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
+        ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
 }
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
@@ -80,7 +80,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;
     out->pending_free_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
-    out->objects = s->objects.count;
+    out->objects = s->objects.table.count;
     out->chunks = s->objects.chunks;
     out->lost_chunks = s->objects.lost_chunks;
     out->dram_bytes = ht_arena_bytes(s->arena);

@@ -9,7 +9,6 @@
 #include "tiering/cache/staging.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
-#include "tiering/data/write_frame.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
@@ -147,6 +146,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
+    ht_refcounts_init(s);
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
@@ -412,14 +412,14 @@ static void forget_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 static void free_objects(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     /* bounded: the same */
-    for (size_t b = 0; b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b), *next; o; o = next) {
-            next = o->next;
+    for (size_t b = 0; b < s->objects.table.buckets.count; b++)
+        for (struct ht_obj *o = ht_obj_of_link(*ht_bucket_at(&s->objects.table.buckets, b)), *next; o; o = next) {
+            next = ht_obj_of_link(o->by_oid.next);
             forget_content(o);
             ht_shm_free(o);
             ht_obj_free_memory(o);
         }
-    ht_buckets_free(&s->objects.table);
+    ht_id_table_free(&s->objects.table);
     ht_pool_destroy(&s->objects.pool);
     ht_id_table_free(&s->objects.scopes_by_id);
     while (s->objects.scopes) {
@@ -453,7 +453,6 @@ void ht_store_close(struct ht_store *s)
     struct ht_trash trash = ht_trash_take(s);
     ht_trash_empty(&trash);
     ht_refcounts_free(s);
-    ht_batch_pin_works_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);
     ht_alloc_free(s->alloc);

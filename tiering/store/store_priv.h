@@ -9,7 +9,6 @@ struct ht_store;
 struct ht_obj;
 struct ht_trace;
 struct ht_chunk;
-struct ht_batch_pin_work;
 
 /* The state of store/. */
 struct ht_own {
@@ -17,11 +16,7 @@ struct ht_own {
     struct ht_journal_report report;
     struct ht_trace *trace;
     struct ht_dev *log_aside[HT_LOG_COPIES]; /* the store's own, in memory, in place of those on the devices */
-    HT_GUARDED_BY(HT_LOCK_STORE) struct {
-        struct ht_batch_pin_work *batch_pin_works; /* free ones */
-        uint64_t batch_pin_works_bytes;            /* heap of all */
-        struct ht_passing passing;
-    };
+    struct ht_passing passing HT_GUARDED_BY(HT_LOCK_STORE);
 };
 
 /* Blocks the chunk will need when [.., b) of it has been written. */
@@ -29,9 +24,3 @@ uint32_t ht_chunk_blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint3
 void ht_obj_grow_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
 /* Gives back preallocations in [off, end), which lies beyond the size. Releases the lock in between. */
 void ht_obj_prealloc_drop(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE);
-
-/* ht_obj_clone; in_root: content in the vault is shared, too. */
-ssize_t ht_obj_clone_from(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len,
-                          bool in_root) HT_MUST_CHECK;
-
-void ht_batch_pin_works_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);

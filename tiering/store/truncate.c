@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* truncate.c - truncation, punching, and finding data and holes. */
+/* truncate.c - truncation, punching, giving up scratch content, and finding data and holes. */
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -225,6 +225,31 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
         ht_obj_unlock_after_change(o, sc);
     } while (rc == -EREMOTE && !(rc = ht_cold_bring_ends(o, off, len)));
     return rc;
+}
+
+/* --------------------------------------------------------------- scratch */
+
+void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
+{
+    struct ht_store *s = o->s;
+
+    assert(o->obj_class == HT_CLASS_SCRATCH);
+    ht_store_lock(s);
+    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_slice slice = {0};
+    ht_chunk_for_each_from(c, o, index) {
+        if (index >= end)
+            break;
+        if (ht_chunk_in_use(c)) {
+            ht_chunk_lock_exclusive(o, c, index);
+            ht_chunk_drop_image(o, c, index);
+            ht_chunk_prealloc_drop(o, c, 0);
+            ht_chunk_install_hole(o, c, index);
+            ht_chunk_unlock_exclusive(o, c, index);
+        }
+        ht_slice_next(s, &slice);
+    }
+    ht_store_unlock(s);
 }
 
 /* ------------------------------------------------------------------ seek */

@@ -195,7 +195,7 @@ static struct ht_obj_place place_of(const struct ht_ref *ref, uint64_t index)
 static bool shows_place(const struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
-    bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;
+    bool newer = ht_chunk_is_dirty(o->s, c);
 
     return ref && ht_ref_is_cold(ref) && !newer && !(c->flags & (HT_CH_SHARE | HT_CH_BAD)) &&
         ref->visible == ht_chunk_len(o, index) && (ref->codec != HT_CODEC_RAW || ref->stored == ref->visible);

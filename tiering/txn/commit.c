@@ -33,7 +33,6 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
-#include "tiering/object/verify.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"

@@ -29,7 +29,6 @@
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
-#include "tiering/object/verify.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

@@ -8,7 +8,6 @@
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"
-#include "tiering/object/verify.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"

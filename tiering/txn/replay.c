@@ -509,8 +509,8 @@ static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_
 static int settle_shared(struct ht_store *s, struct settling *w, int rc) HT_REQUIRES(HT_LOCK_STORE)
 {
     rc = !rc && w->count ? list_places(s, w) : rc;
-    for (size_t b = 0; !rc && w->count && b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
+    for (size_t b = 0; !rc && w->count && b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b)
             list_owners(w, o);
     for (size_t i = 0; !rc && i < w->count; i++) {
         rc = settle_waiting(w, &w->waiting[i]);
@@ -562,9 +562,9 @@ static int settle_all(struct ht_store *s, struct settling *w)
     if (s->opts.leave_out)
         return settle_sorted(s, w);
     HT_UNSHARED(HT_LOCK_STORE);
-    for (size_t b = 0; !rc && b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); !rc && o; o = o->next)
-            rc = settle_and_check(o, w);
+    for (size_t b = 0; !rc && b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b)
+            rc = rc ? rc : settle_and_check(o, w);
     return rc;
 }
 

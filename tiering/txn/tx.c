@@ -9,7 +9,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/members.h"
-#include "tiering/data/write_frame.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

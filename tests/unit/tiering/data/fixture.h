@@ -106,7 +106,7 @@ static inline void free_rest(void)
     ht_data_teardown(s);
     ht_id_table_free(&s->objects.scopes_by_id);
     free(s->objects.scopes);
-    ht_buckets_free(&s->objects.table);
+    ht_id_table_free(&s->objects.table);
     ht_pool_destroy(&s->objects.pool);
     ht_waits_destroy(&s->waits);
     ht_mutex_destroy(&s->lock);

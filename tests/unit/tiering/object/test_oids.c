@@ -84,13 +84,13 @@ TEST(all_are_listed_once)
 /* After _i slices the table has doubled several times. */
 TEST_LOOP(none_is_missed_or_listed_twice_when_the_table_grows, 3)
 {
-    size_t before = s->objects.table.count;
+    size_t before = s->objects.table.buckets.count;
 
     scan_on((unsigned)_i);
     ck_assert(!scan.is_over);
     for (unsigned i = 0; i < MORE; i++)
         more[i] = make();
-    ck_assert_uint_ge(s->objects.table.count, 4 * before);
+    ck_assert_uint_ge(s->objects.table.buckets.count, 4 * before);
     expect_first();
     put_each(more, MORE);
     put_each(first, FIRST);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owners of stored bytes, while their table moves into larger ones, or into one without idle entries. */
+/* The owners of stored bytes, while their table grows, and idle entries leave it. */
 #include "tiering/base/lock.h"
-#include "tiering/object/refcount.h"
+#include "tiering/object/frees.h"
 
 #define FIXTURE_MIB 64
 #include "tests/unit/tiering/store/fixture.h"
@@ -29,21 +29,21 @@ static void expect_owners(unsigned key) HT_REQUIRES(HT_LOCK_STORE)
     /* One owner may be without an entry. */
     if (n != owners[key] && (n || owners[key] != 1))
         ck_abort_msg("%u: %u, not %u", key, n, owners[key]);
-    if (e && ht_refcount_at(s, ht_refcount_place(s, e)) != e) /* in either table */
-        ck_abort_msg("%u: its place has another entry", key);
+    if (e && e->by_place.id != ht_ref_place(&ref))
+        ck_abort_msg("%u: it has the entry of another place", key);
 }
 
 static void expect_all(void) HT_REQUIRES(HT_LOCK_STORE)
 {
+    const struct ht_id_table *table = &s->frees.refcounts.table;
     size_t entries = 0, single = 0;
 
     for (unsigned key = 0; key < KEYS; key++)
         expect_owners(key);
-    for (size_t i = 0; i < ht_refcount_places(s); i++) {
-        entries += ht_refcount_at(s, i)->owners > 0;
-        single += ht_refcount_at(s, i)->owners == 1;
-    }
-    ck_assert_uint_eq(entries, s->frees.refcounts.now.count + s->frees.refcounts.was.count);
+    for (size_t b = 0; b < table->buckets.count; b++)
+        for (const struct ht_id_link *l = *ht_bucket_at(&table->buckets, b); l; l = l->next, entries++)
+            single += ht_container_of(l, const struct ht_refcount, by_place)->owners == 1;
+    ck_assert_uint_eq(entries, table->count);
     ck_assert_uint_eq(single, s->frees.refcounts.single);
 }
 
@@ -71,7 +71,7 @@ static void drop_all(void) HT_REQUIRES(HT_LOCK_STORE)
     for (unsigned key = 0; key < KEYS; key++)
         while (owners[key])
             drop(key);
-    ck_assert_uint_eq(s->frees.refcounts.now.count + s->frees.refcounts.was.count, 0);
+    ck_assert_uint_eq(s->frees.refcounts.table.count, 0);
 }
 
 static void teardown(void)
@@ -93,18 +93,20 @@ static void each(unsigned key, void (*operation)(unsigned))
 
 TEST(the_table_grows_a_little_with_each_entry)
 {
-    size_t moving = 0;
+    size_t buckets = 0;
 
     ht_lock_longest(HT_LOCK_STORE);
     for (unsigned key = 0; key < KEYS; key++) {
         each(key, add);
-        moving += s->frees.refcounts.was.size > 0;
+        size_t now = s->frees.refcounts.table.buckets.count;
+        ck_assert_uint_le(now, ht_max_u64(buckets + 2, HT_BUCKETS_START + 1));
+        buckets = now;
     }
     ck_assert_uint_eq(ht_lock_longest(HT_LOCK_STORE).steps, 0);
-    ck_assert_uint_gt(moving, 0);
+    ck_assert_uint_ge(buckets, KEYS);
 }
 
-TEST(owners_are_counted_while_entries_move)
+TEST(owners_are_counted_while_entries_come_and_go)
 {
     uint64_t state = 88172645463325252;
 
@@ -141,43 +143,67 @@ TEST(idle_entries_make_room)
         ht_store_unlock(s);
     }
     ht_store_lock(s);
-    ck_assert_uint_le(s->frees.refcounts.now.size, 4 * AT_ONCE);
+    ck_assert_uint_le(s->frees.refcounts.table.count, 2 * AT_ONCE);
     ht_store_unlock(s);
 }
 
-/* Entries of the open transaction are not idle: they all move before the next table is full. */
-TEST(a_table_full_of_ends_moves_at_once)
+/* Entries of the open transaction are not idle. */
+TEST(ends_of_the_open_transaction_stay)
 {
     ht_store_lock(s);
     for (unsigned key = 0; key < KEYS; key++) {
         add(key);
         drop(key);
     }
+    ck_assert_uint_eq(s->frees.refcounts.table.count, KEYS);
+    ht_store_unlock(s);
+}
+
+/* Nor are those whose end is not durable. */
+TEST(ends_that_are_not_durable_stay)
+{
+    ht_store_lock(s);
+    uint64_t lsn = s->frees.last_lsn;
+    s->frees.last_lsn = ht_journal_durable(s->journal) + 1;
+    for (unsigned key = 0; key < KEYS; key++) {
+        add(key);
+        drop(key);
+        s->frees.tx_count++;
+    }
+    ck_assert_uint_eq(s->frees.refcounts.table.count, KEYS);
+    s->frees.last_lsn = lsn;
+    ht_store_unlock(s);
+}
+
+TEST(the_memory_of_entries_is_counted)
+{
+    uint64_t entry = sizeof(struct ht_refcount);
+
+    ht_store_lock(s);
+    uint64_t before = s->objects.meta_bytes;
+    for (unsigned key = 0; key < KEYS; key++)
+        add(key);
+    uint64_t table = ht_id_table_bytes(&s->frees.refcounts.table);
+    ck_assert_uint_eq(s->objects.meta_bytes, before + KEYS * entry + table);
+    drop_all();
+    ck_assert_uint_eq(s->objects.meta_bytes, before + table);
     ht_store_unlock(s);
 }
 
 /* Even if no thread walks over many chunks. */
-TEST(former_tables_go_with_the_next_transaction)
+TEST(collected_memory_goes_with_the_next_transaction)
 {
-    unsigned key = 0;
     struct ht_tx *tx;
-    const struct ht_refcounts *r = &s->frees.refcounts;
 
     ht_store_lock(s);
-    while (!r->former.size && key < KEYS)
-        add(key++);
     for (unsigned i = 0; i < 2 * HT_TRASH_PIECES_MAX; i++)
         ht_trash_put(s, malloc(sizeof(void *)));
-    ck_assert_uint_le(s->frees.trash.pieces, HT_TRASH_PIECES_MAX);
-    uint64_t with = s->objects.meta_bytes, former = r->former.size * sizeof(*r->former.entry);
+    ck_assert_uint_le(s->trash.pieces, HT_TRASH_PIECES_MAX);
     ht_store_unlock(s);
-    ck_assert_uint_gt(former, 0);
     ck_assert_int_eq(ht_tx_begin(s, 0, &tx), 0);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_store_lock(s);
-    ck_assert_uint_eq(r->former.size, 0);
-    ck_assert_uint_eq(s->frees.trash.pieces, 0);
-    ck_assert_uint_eq(s->objects.meta_bytes, with - former);
+    ck_assert_uint_eq(s->trash.pieces, 0);
     ht_store_unlock(s);
 }
 

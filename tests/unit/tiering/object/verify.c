@@ -6,7 +6,7 @@
  * reference names yet. Until then they are bounds.
  */
 
-#include "tiering/object/verify.h"
+#include "tiering/object/object.h"
 #include "tiering/base/idhash.h"
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
@@ -270,14 +270,44 @@ void ht_obj_verify(struct ht_obj *o)
 /* Counts references to each entry of the table of owners, and the blocks, with shared ones once. */
 struct owners {
     const struct ht_store *s;
-    uint32_t *count; /* by place in the tables */
+    const struct ht_refcount **entry; /* all, by their places */
+    uint32_t *count;                  /* of each */
+    size_t entries;
     uint64_t blocks;
 };
+
+static int compare_entries(const void *a, const void *b)
+{
+    uint64_t x = (*(const struct ht_refcount *const *)a)->by_place.id,
+             y = (*(const struct ht_refcount *const *)b)->by_place.id;
+
+    return x < y ? -1 : x > y;
+}
+
+/* False: no memory. */
+static bool list_entries(struct owners *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_id_table *t = &w->s->frees.refcounts.table;
+
+    w->entry = malloc((t->count + 1) * sizeof(struct ht_refcount *));
+    w->count = calloc(t->count + 1, sizeof(*w->count));
+    for (size_t b = 0; w->entry && w->count && b < t->buckets.count; b++)
+        for (const struct ht_id_link *l = *ht_bucket_at(&t->buckets, b); l; l = l->next)
+            w->entry[w->entries++] = ht_container_of(l, const struct ht_refcount, by_place);
+    if (!w->entry || !w->count)
+        return false;
+    qsort(w->entry, w->entries, sizeof(struct ht_refcount *), compare_entries);
+    return true;
+}
 
 static void count_owner(struct owners *w, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_refcount *e = ht_refcount_find(w->s, ref);
-    uint32_t *count = e ? &w->count[ht_refcount_place(w->s, e)] : NULL;
+    const struct ht_refcount *const *found =
+        e ? bsearch(&e, w->entry, w->entries, sizeof(struct ht_refcount *), compare_entries) : NULL;
+    uint32_t *count = found ? &w->count[found - w->entry] : NULL;
+
+    assert(!e || (found && *found == e));
 
     if (!count || !*count)
         w->blocks += ht_ref_holds(ref) ? ht_ref_countable(w->s, ref) : 0;
@@ -333,24 +363,25 @@ static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_
 static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_refcounts *r = &s->frees.refcounts;
-    size_t places = ht_refcount_places(s), entries = 0, single = 0;
-    struct owners w = {.s = s, .count = calloc(places + 1, sizeof(*w.count))};
+    struct owners w = {.s = s};
     uint64_t deferred = pending_free(s, &s->frees.logged) + pending_free(s, &s->frees.open);
+    bool listed = list_entries(&w);
+    size_t single = 0;
 
     ht_alloc_verify(s->alloc, deferred);
-    for (size_t b = 0; w.count && b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next)
+    for (size_t b = 0; listed && b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b)
             count_owners(&w, o);
-    for (size_t i = 0; i < places; i++) {
-        uint32_t owners = ht_refcount_at(s, i)->owners;
-        entries += owners > 0;
+    for (size_t i = 0; i < w.entries; i++) {
+        uint32_t owners = w.entry[i]->owners;
         single += owners == 1;
-        assert(!w.count || (owners >= w.count[i] && (!idle || owners == w.count[i])));
+        assert(owners > 0 && owners >= w.count[i] && (!idle || owners == w.count[i]));
     }
-    assert(entries == r->now.count + r->was.count && single == r->single);
+    assert(!listed || (w.entries == r->table.count && single == r->single));
     uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc) - ht_alloc_discarding(s->alloc, false);
     uint64_t named = fixed_blocks(s) + w.blocks + deferred + s->frees.lost_blocks;
-    assert(!w.count || (used >= named - s->frees.lost_blocks && (!idle || used == named)));
+    assert(!listed || (used >= named - s->frees.lost_blocks && (!idle || used == named)));
+    free(w.entry);
     free(w.count);
 }
 
@@ -387,14 +418,14 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     uint64_t tables_bytes = 0;
     size_t count = 0, listed = 0;
 
-    for (size_t b = 0; b < s->objects.table.count; b++)
-        for (struct ht_obj *o = *ht_bucket_at(&s->objects.table, b); o; o = o->next) {
-            assert(ht_bucket_of(&s->objects.table, ht_id_hash(o->oid)) == b);
+    for (size_t b = 0; b < s->objects.table.buckets.count; b++)
+        ht_obj_for_each_in_bucket(o, s, b) {
+            assert(ht_bucket_of(&s->objects.table.buckets, ht_id_hash(o->oid)) == b);
             check_object(o, &t, &tables_bytes);
             listed += !ht_list_empty(&o->touched) && !o->leaving && !o->ending;
             count++;
         }
-    assert(s->objects.count == count && count_listed(s) == listed);
+    assert(s->objects.table.count == count && count_listed(s) == listed);
     assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
     assert(s->objects.superseded_blocks == t.superseded_blocks && s->objects.cold_blocks == t.cold_blocks);
     assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
@@ -406,24 +437,4 @@ void ht_objects_verify(struct ht_store *s, bool idle)
     check_images(s);
     check_space(s, idle);
     ht_arena_verify(s->arena);
-}
-
-size_t ht_refcount_places(const struct ht_store *s)
-{
-    return s->frees.refcounts.now.size + s->frees.refcounts.was.size;
-}
-
-const struct ht_refcount *ht_refcount_at(const struct ht_store *s, size_t place)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-
-    return place < r->now.size ? &r->now.entry[place] : &r->was.entry[place - r->now.size];
-}
-
-size_t ht_refcount_place(const struct ht_store *s, const struct ht_refcount *e)
-{
-    const struct ht_refcounts *r = &s->frees.refcounts;
-    bool is_now = e >= r->now.entry && e < r->now.entry + r->now.size;
-
-    return is_now ? (size_t)(e - r->now.entry) : r->now.size + (size_t)(e - r->was.entry);
 }

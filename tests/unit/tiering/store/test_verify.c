@@ -6,7 +6,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/object.h"
-#include "tiering/object/refcount.h"
+#include "tiering/object/frees.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tests/support/wrong.h"
@@ -88,7 +88,7 @@ WRONG_BY(dirty_bytes_of_no_image, s->flow.dirty_bytes += CHUNK)
 WRONG_BY(a_published_chunk_too_many, s->objects.chunks++)
 WRONG_BY(memory_of_no_table, s->objects.tables_bytes += 64)
 WRONG_BY(a_promise_to_nobody, ht_obj_extra(o)->log_chunks++)
-WRONG_BY(an_object_that_is_not_counted, s->objects.count--)
+WRONG_BY(an_object_that_is_not_counted, s->objects.table.count--)
 WRONG_BY(a_change_on_no_list, ht_list_del(&o->touched))
 WRONG_BY(a_list_of_another_scope, o->scope = ht_scope_find(s, SCOPE, true))
 WRONG_BY(leaving_and_not_deleted, o->leaving = true)

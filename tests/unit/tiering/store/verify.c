@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify.c - asserts the invariants of a store (tiering/base/verify.h). */
 #include "tiering/object/context.h"
-#include "tiering/object/verify.h"
 #include "tiering/data/flush.h"
 #include "tiering/shm/shm.h"
 

@@ -19,7 +19,7 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
-#include "tiering/object/slice.h"
+#include "tiering/object/context.h"
 #include "tiering/tier/next_use.h"
 
 enum {

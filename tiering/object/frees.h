@@ -1,10 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deferred_free.h - space of references that is free once the log is durable. */
+/*
+ * frees.h - who owns stored bytes, and when their space is free again. The store's lock guards all of this.
+ */
 #pragma once
 
 #include <stdatomic.h>
 
-#include "tiering/object/slice.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/pool.h"
+#include "tiering/object/ref.h"
+
+struct ht_obj;
+struct ht_chunk;
+
+struct ht_refcount { /* extents with several owners */
+    struct ht_id_link by_place;
+    uint64_t ended; /* value of tx_count at the last transaction that ended an owner */
+    uint32_t owners;
+    bool named; /* by a record in the log */
+};
+static_assert(sizeof(struct ht_refcount) == 32, "memory per shared extent is bounded");
+
+struct ht_refcounts {
+    struct ht_pool pool;
+    struct ht_id_table table;
+    size_t single; /* entries with one owner */
+    size_t hand;   /* the bucket where the search for idle ones goes on */
+};
+
+/* Adds an owner to the extents of ref; ref is one of the present owners. named: by a record in the log. -ENOMEM. */
+int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* From now on a record names it. */
+void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref);
+enum ht_refcount_left {
+    HT_REFCOUNT_OWNED,   /* others own the space: nothing becomes free */
+    HT_REFCOUNT_FREE,    /* only ref ever named it, or the ends of all others are durable */
+    HT_REFCOUNT_LATER,   /* free when the last transaction that was appended is durable */
+    HT_REFCOUNT_WITH_TX, /* when the transaction that is being collected is durable */
+};
+/* Drops an owner; logged: by a record in the open transaction. */
+enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
+    HT_REQUIRES(HT_LOCK_STORE);
+void ht_refcounts_init(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* The entry of a reference; NULL: it has one owner. */
+const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * *out: a new owner of the chunk's stored bytes, to be installed or dropped. The chunk is held, has no newer image.
+ * -ENOMEM, -ENOSPC.
+ */
+int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* --------------------------------------------------------------- deferred frees */
 
 struct ht_deferred_free { /* a deferred free */
     uint64_t lsn;
@@ -30,7 +78,6 @@ struct ht_frees {
         struct ht_deferred_frees logged; /* each waits for its lsn */
         struct ht_deferred_frees open;   /* of the open transaction, which fills in the lsn at its commit */
         struct ht_refcounts refcounts;
-        struct ht_trash trash;
         uint64_t tx_count;    /* transactions that have ended */
         uint64_t lost_blocks; /* of lost chunks, or without a place in these lists: free at the next mount */
     };
