@@ -219,7 +219,8 @@ bool ht_event_log_wait(struct ht_event_log *l)
     return work;
 }
 
-void ht_event_log_settle(struct ht_event_log *l, uint64_t until_ns)
+/* Waits until all entries that are there have names, but no longer than until then; 0: for as long as it takes. */
+static void wait_for_names(struct ht_event_log *l, uint64_t until_ns)
 {
     ht_mutex_lock(log_lock(l));
     for (uint64_t last = l->last; l->visible < last && !l->stopped;)
@@ -231,7 +232,7 @@ void ht_event_log_settle(struct ht_event_log *l, uint64_t until_ns)
 void ht_event_log_drain(struct ht_event_log *l)
 {
     ht_event_log_tick(l, UINT64_MAX);
-    ht_event_log_settle(l, 0);
+    wait_for_names(l, 0);
 }
 
 void ht_event_log_stop(struct ht_event_log *l)
@@ -436,6 +437,6 @@ static int next_line(void *ctx, uint64_t *after, FILE *to)
  */
 int ht_event_feed_open(struct ht_ctl *c, uint64_t base, const struct ht_caller *caller, struct ht_feed **out)
 {
-    ht_event_log_settle(c->events, ht_now_ns() + c->event_patience_ns);
+    wait_for_names(c->events, ht_now_ns() + c->event_patience_ns);
     return ht_feed_open(next_line, NULL, c->events, out);
 }

@@ -51,8 +51,6 @@ bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out);
 void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path);
 /* Waits until there is an entry without a name, or something to tick. False: stopped, and nothing is left to name. */
 bool ht_event_log_wait(struct ht_event_log *l);
-/* Waits until all entries that are there have names, but no longer than until then; 0: for as long as it takes. */
-void ht_event_log_settle(struct ht_event_log *l, uint64_t until_ns);
 /* Appends all counted repetitions, and waits until all entries have names. */
 void ht_event_log_drain(struct ht_event_log *l);
 void ht_event_log_stop(struct ht_event_log *l);

@@ -321,7 +321,7 @@ void ht_show_line(const struct ht_column *table, bool colours, const struct ht_c
     putchar('\n');
 }
 
-void ht_show_head(const struct ht_column *table)
+static void put_head(const struct ht_column *table)
 {
     for (const struct ht_column *c = table; c->text; c++) {
         fputs(c > table ? "  " : "", stdout);
@@ -366,7 +366,7 @@ static void begin(struct reader *r)
     } else if (r->as_json) {
         ht_json_init_lines(&r->json, stdout);
     } else if (r->table[0].head) {
-        ht_show_head(r->table);
+        put_head(r->table);
     }
 }
 

@@ -66,7 +66,8 @@ void ht_top_parse(const struct ht_top_texts *t, uint64_t at_ns, struct ht_top_sa
     out->engines = take_parts(t->background, &engine_keys, out->engine, HT_TOP_ENGINES_MAX);
 }
 
-int ht_top_read(const char *point, struct ht_top_sample *out)
+/* Reads and parses the texts of the mount at point. */
+static int read_sample(const char *point, struct ht_top_sample *out)
 {
     struct ht_top_texts t = {0};
     int rc = ht_cmd_attribute(point, "stats", true, &t.stats);
@@ -113,7 +114,7 @@ static void *read_mount(void *arg)
     char byte;
 
     while (read(t->ask[0], &byte, 1) == 1) {
-        int rc = ht_top_read(t->v.point, &t->ring[HISTORY]);
+        int rc = read_sample(t->v.point, &t->ring[HISTORY]);
         if (write(t->answer[1], &rc, sizeof(rc)) != (ssize_t)sizeof(rc))
             break;
     }

@@ -82,8 +82,6 @@ struct ht_top_texts {
     char *stats, *devices, *roots, *background;
 };
 void ht_top_parse(const struct ht_top_texts *t, uint64_t at_ns, struct ht_top_sample *out);
-/* Reads and parses those of the mount at point. */
-int ht_top_read(const char *point, struct ht_top_sample *out) HT_MUST_CHECK;
 
 enum ht_top_order { HT_TOP_BY_TRAFFIC, HT_TOP_BY_STEPS, HT_TOP_BY_STATE, HT_TOP_BY_NAME, HT_TOP_ORDERS };
 

@@ -108,7 +108,8 @@ bool ht_device_is_closed(const struct ht_store *s, unsigned device)
     return s->data->closed >> device & 1;
 }
 
-bool ht_flush_has_failed(struct ht_store *s)
+/* Has a flush failed whose voided writes are not given up yet? */
+static bool flush_has_failed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     for (unsigned i = 0; i < s->dev_count; i++)
         if (is_news(s, i))
@@ -118,7 +119,7 @@ bool ht_flush_has_failed(struct ht_store *s)
 
 bool ht_ref_endangered(struct ht_store *s, const struct ht_ref *ref)
 {
-    uint32_t void_on = ht_flush_has_failed(s) ? s->data->suspect | s->data->resolving : 0;
+    uint32_t void_on = flush_has_failed(s) ? s->data->suspect | s->data->resolving : 0;
 
     return (ht_ref_unflushed(s, ref) & (void_on | s->data->closed)) != 0;
 }
@@ -144,7 +145,7 @@ void ht_note_published(struct ht_store *s, const struct ht_ref *ref)
 
     if (!devices)
         return;
-    (void)ht_flush_has_failed(s);
+    (void)flush_has_failed(s);
     s->data->broken |= (devices & (s->data->suspect | s->data->resolving | s->data->closed)) != 0;
     s->data->published |= need_flush(s, devices);
 }
@@ -188,7 +189,7 @@ uint32_t ht_flush_devices(struct ht_store *s, uint32_t mask)
         if (!ring || result[i])
             failed |= 1u << index[i];
     ht_store_lock(s);
-    (void)ht_flush_has_failed(s);
+    (void)flush_has_failed(s);
     failed |= mask & (s->data->suspect | s->data->resolving | s->data->closed);
     for (unsigned i = 0; i < s->dev_count; i++)
         if (mask & ~failed & 1u << i)
@@ -431,7 +432,7 @@ static void resolve(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 static void resolve_failures(struct ht_store *s)
 {
     ht_store_lock(s);
-    while (ht_flush_has_failed(s)) {
+    while (flush_has_failed(s)) {
         if (s->data->resolving)
             ht_store_wait(s, &s->waits.settled, 0);
         else
@@ -462,9 +463,16 @@ void ht_rounds_next(struct ht_store *s, struct ht_rounds *r)
     r->given_up = s->data->given_up;
 }
 
-bool ht_round_holds(const struct ht_store *s, const struct ht_rounds *r)
+/* Was nothing given up since the round began? */
+static bool round_holds(const struct ht_store *s, const struct ht_rounds *r)
 {
     return s->data->given_up == r->given_up || HT_MUTANT("given-up-unseen");
+}
+
+/* -EAGAIN, or -EIO after too many rounds. */
+static int round_failed(struct ht_rounds *r)
+{
+    return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
 }
 
 static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE)
@@ -479,17 +487,12 @@ int ht_round_check(struct ht_store *s, struct ht_rounds *r)
 {
     uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
 
-    if (!ht_round_holds(s, r) || ht_flush_has_failed(s) || devices & s->data->closed)
-        return ht_round_failed(r);
+    if (!round_holds(s, r) || flush_has_failed(s) || devices & s->data->closed)
+        return round_failed(r);
     if (r->late == HT_ROUNDS_LATE_MAX || !need_flush(s, devices))
         return 0;
     r->late++;
     return -EAGAIN;
-}
-
-int ht_round_failed(struct ht_rounds *r)
-{
-    return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
 }
 
 int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
@@ -497,5 +500,5 @@ int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
     uint32_t failed = ht_flush_devices(s, devices);
 
     resolve_failures(s);
-    return failed || !ht_round_holds(s, r) ? ht_round_failed(r) : 0;
+    return failed || !round_holds(s, r) ? round_failed(r) : 0;
 }

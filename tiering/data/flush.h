@@ -24,8 +24,6 @@ uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest
 uint32_t ht_flush_needed_locked(const struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE);
 /* Does the device take no more content? Also without the lock. */
 bool ht_device_is_closed(const struct ht_store *s, unsigned device);
-/* Has a flush failed whose voided writes are not given up yet? */
-bool ht_flush_has_failed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* Was ref voided that way, or does it lie on a device that is not flushed any more? */
 bool ht_ref_endangered(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /* A record names ref from now on. */
@@ -41,15 +39,11 @@ int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The journal's before_write. */
 int ht_flush_before_frame(void *ctx) HT_EXCLUDES(HT_LOCK_STORE);
-/* Was nothing given up since the round began? */
-bool ht_round_holds(const struct ht_store *s, const struct ht_rounds *r);
 /*
  * May the content that the round names be published now? -EAGAIN: some was given up, was written to a device since its
  * flush, or lies on a closed device and is not covered: another round mends that. -EIO after too many rounds.
  */
 int ht_round_check(struct ht_store *s, struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The round failed: -EAGAIN, or -EIO after too many rounds. */
-int ht_round_failed(struct ht_rounds *r) HT_MUST_CHECK;
 
 /* -------------------------------------------------------- failed flushes */
 

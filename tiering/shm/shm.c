@@ -36,7 +36,8 @@ uint8_t *ht_shm_chunk_memory(const struct ht_obj *o, uint64_t index)
     return ht_shared_at(&o->extra->shm->memory, index << o->chunk_shift);
 }
 
-uint32_t ht_shm_chunk_bytes(const struct ht_obj *o, uint64_t index)
+/* Bytes of the chunk that are in the file. */
+static uint32_t chunk_bytes(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t start = index << o->chunk_shift, bytes = o->extra->shm->memory.bytes;
 
@@ -48,9 +49,9 @@ int ht_shm_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     struct ht_store *s = o->s;
 
     assert(c->exclusive && c->slot == HT_SLOT_NONE);
-    if (ht_shm_chunk_bytes(o, index) < ht_chunk_len(o, index))
+    if (chunk_bytes(o, index) < ht_chunk_len(o, index))
         return -ENOMEM; /* the file could not grow with the object */
-    if (!ht_shm_chunk_bytes(o, index))
+    if (!chunk_bytes(o, index))
         return -EINVAL; /* a truncation removed the chunk: it has no address */
     uint32_t slot = ht_arena_attach_external(s->arena, ht_shm_chunk_memory(o, index));
     if (slot == HT_SLOT_NONE)
@@ -68,7 +69,7 @@ int ht_shm_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
 {
     char *memory = (char *)ht_shm_chunk_memory(o, index);
-    uint32_t bytes = ht_shm_chunk_bytes(o, index);
+    uint32_t bytes = chunk_bytes(o, index);
 
     assert(c->exclusive);
     if (!bytes || o->obj_class == HT_CLASS_SCRATCH)
@@ -96,7 +97,7 @@ static void cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t k
 {
     struct ht_store *s = o->s;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    uint32_t end = ht_shm_chunk_bytes(o, index);
+    uint32_t end = chunk_bytes(o, index);
     uint8_t *data = ht_arena_data(s->arena, c->slot);
 
     if (end > keep) {
@@ -191,7 +192,7 @@ static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQU
     struct ht_image was = *ht_arena_image(s->arena, from);
     const uint8_t *data = ht_arena_data(s->arena, from);
     uint8_t *to = ht_shm_chunk_memory(o, index);
-    if (ht_shm_chunk_bytes(o, index) < len)
+    if (chunk_bytes(o, index) < len)
         return -ENOMEM;
     ht_store_unlock(s);
     memcpy(to, data, there);
@@ -233,7 +234,7 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     if (!external) {
         rc = ht_shm_attach(o, c, index);
         if (!rc && clear)
-            memset(ht_shm_chunk_memory(o, index), 0, ht_shm_chunk_bytes(o, index));
+            memset(ht_shm_chunk_memory(o, index), 0, chunk_bytes(o, index));
     }
     return rc ? rc : ht_chunk_fill(o, c, index, NULL);
 }

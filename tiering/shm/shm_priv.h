@@ -65,8 +65,6 @@ bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uin
     HT_REQUIRES(HT_LOCK_STORE);
 /* Where the chunk lies in the file. */
 uint8_t *ht_shm_chunk_memory(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
-/* Bytes of the chunk that are in the file. */
-uint32_t ht_shm_chunk_bytes(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * The chunk, held exclusively and without an image, gets one there; valid only if it is a hole. -ENOMEM; -EINVAL: it
  * lies after the end of the file.
