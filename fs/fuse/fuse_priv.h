@@ -72,7 +72,7 @@ struct ht_fuse {
         };
     } workers;
 
-    /* touch.c */
+    /* atime.c */
     struct ht_mutex atime_lock;    /* a leaf */
     int mounts_fd;                 /* readable after a remount */
     _Atomic uint64_t mounts_asked; /* when, in ticks */
@@ -199,7 +199,7 @@ struct ht_obj_reader *ht_open_reader(struct ht_open *o, uint64_t off, uint64_t l
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);
 
-/* touch.c: after a read of a file, a directory or a link. read_options: the mount is there. */
+/* atime.c: after a read of a file, a directory or a link. read_options: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
 void ht_atime_read_options(struct ht_fuse *f);
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
@@ -248,7 +248,7 @@ bool ht_passthrough_make_room(struct ht_fuse *f, uint64_t lack_bytes);
 void ht_passthrough_closed_stop(struct ht_fuse *f);
 void ht_passthrough_finish(struct ht_fuse *f); /* when the connection has ended */
 
-/* touch.c */
+/* atime.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
 /* Does an access list, set by this caller, take the setgid bit away? True if the caller is not in the file's group. */
 bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
@@ -324,13 +324,16 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
  */
 bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
 /*
- * Is a write of len bytes to wait in this lane? If much waits there already only the first bytes (*len is how many),
- * or, if it cannot be cut, none.
+ * As ht_job_run, for a write of these. If much waits in the lane already only its first bytes (like->size is how many);
+ * one that cannot be cut gets -ENOMEM. req NULL: nobody waits for an answer.
  */
-bool ht_job_takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const struct fuse_file_info *fi,
-                  size_t *len);
-/* As ht_job_run, for a write of these. One that cannot be cut gets -ENOMEM. */
-bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like, const struct fuse_file_info *fi);
+bool ht_job_write_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                      const struct fuse_file_info *fi);
+static inline bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                                const struct fuse_file_info *fi)
+{
+    return ht_job_write_for(ht_fuse_of(req), req, kind, like, fi);
+}
 /*
  * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
  * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.

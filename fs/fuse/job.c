@@ -480,10 +480,8 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     return true;
 }
 
-bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
+static bool run_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-
     like->fuse = f;
     like->req = req;
     if (kind == HT_LANE_NONE) {
@@ -496,11 +494,19 @@ bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
     return ht_job_submit(job, kind, like->key ? like->key : ht_job_key(f, like->ino));
 }
 
+bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like)
+{
+    return run_for(ht_fuse_of(req), req, kind, like);
+}
+
 /*
+ * Is a write of len bytes to wait in this lane? If much waits there already only the first bytes (*len is how many),
+ * or, if it cannot be cut, none.
+ *
  * If an asynchronous direct write is cut, the kernel returns EIO for it, and the request does not say whether it is
  * one. Pages of a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND such requests in flight.
  */
-bool ht_job_takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const struct fuse_file_info *fi, size_t *len)
+static bool takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const struct fuse_file_info *fi, size_t *len)
 {
     ht_mutex_lock(ht_fuse_job_lock(f));
     const struct ht_job_lane *l = find_lane(f, kind, key);
@@ -513,14 +519,14 @@ bool ht_job_takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const
     return true;
 }
 
-bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like, const struct fuse_file_info *fi)
+bool ht_job_write_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                      const struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t key = like->key ? like->key : ht_job_key(f, like->ino);
-
-    if (ht_job_takes(f, kind, key, fi, &like->size))
-        return ht_job_run(req, kind, like);
-    ht_reply(req, -ENOMEM);
+    like->key = like->key ? like->key : ht_job_key(f, like->ino);
+    if (takes(f, kind, like->key, fi, &like->size))
+        return run_for(f, req, kind, like);
+    if (req)
+        ht_reply(req, -ENOMEM);
     return false;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops_dir.c - listing directories.
+ * ops_dir.c - listing directories, and making them durable: that of a model commits it.
  *
  * Offsets that the kernel hands back: 1 after ".", 2 after "..", then the cookies of fs/ns (or places in a hidden
  * listing, from 1) plus 2.

@@ -52,7 +52,7 @@ void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)
     fuse_unset_feature_flag(conn, FUSE_CAP_WRITEBACK_CACHE);
     fuse_unset_feature_flag(conn, FUSE_CAP_AUTO_INVAL_DATA);
     /*
-     * Setuid bits and capabilities end with a write here (touch.c): left to the kernel, every write would begin with
+     * Setuid bits and capabilities end with a write here (atime.c): left to the kernel, every write would begin with
      * a getxattr.
      */
     fuse_unset_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV);

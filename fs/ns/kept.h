@@ -39,10 +39,10 @@ void ht_ns_kept_remove(struct ht_ns *ns, struct ht_ns_kept_step *x) HT_REQUIRES(
 bool ht_ns_has_kept(struct ht_ns *ns, uint64_t root) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 void ht_ns_put_kept(struct ht_tx *tx, const struct ht_ns_kept *about);
 uint64_t ht_ns_kept_log_bytes(const struct ht_ns_kept *about);
-/* Own bytes of archived kept steps that nobody holds; and the end of the oldest one: struct ht_meta_client. */
+/* Own bytes of archived kept steps that nobody holds; and the end of the oldest one: struct ht_participant. */
 uint64_t ht_ns_kept_could_give(void *ctx) HT_EXCLUDES(HT_LOCK_NAMES);
 uint64_t ht_ns_kept_give_up(void *ctx, uint64_t bytes) HT_EXCLUDES(HT_LOCK_NAMES);
-/* The part of names in a copy of a scope, and in its end: see struct ht_meta_client. */
+/* The part of names in a copy of a scope, and in its end: see struct ht_participant. */
 int ht_ns_copy(void *ctx, struct ht_copy *k);
 void ht_ns_copied(void *ctx, struct ht_copy *k, struct ht_tx *tx);
 void ht_ns_copy_dropped(void *ctx, struct ht_copy *k);

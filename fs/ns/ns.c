@@ -68,7 +68,7 @@ static int make_ns(struct ht_store *s, const void *setup, void **out)
 {
     const struct ht_ns_setup *u = setup;
     struct ht_ns *ns = calloc(1, sizeof(*ns));
-    struct ht_meta_client client = {
+    struct ht_participant client = {
         .type_first = HT_REC_NS_FIRST,
         .type_last = HT_REC_NS_KEPT_DEL,
         .ctx = ns,

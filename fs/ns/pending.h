@@ -53,7 +53,7 @@ void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);
  */
 void ht_ns_slice_next(struct ht_ns *ns, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_NAMES);
 
-/* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
+/* ns.c: the root directory of a new store is in memory already, for replay found none: now in the log, too. */
 void ht_ns_publish_root_dir(struct ht_ns_op *op) HT_REQUIRES(HT_LOCK_NAMES);
 /* Puts the current, or published, state into tx. */
 void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct ht_ns_attr *attr)
@@ -100,8 +100,6 @@ void ht_ns_report_stale(const struct ht_ns_hooks *hooks, struct ht_ns_root *root
                         struct ht_list *shadows);
 /* Deletes the inode if it has no references left. Reserved: 1 shadow. */
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
-/* It has another path below its root, or one more name: calls the hook for the files at or below it. */
-void ht_ns_report_renamed(struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 
 /* ------------------------------- of a model root (publish.c, pending.c, roots.c) */
 
@@ -115,13 +113,15 @@ void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_L
 void ht_ns_root_free_empty(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
 /* All its pending changes. Releases the lock in between; reserved shadows may be gone afterwards. */
 void ht_ns_root_publish(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES);
-/* The part of names in a commit and an abort: see struct ht_meta_client. */
+/* The part of names in a commit and an abort: see struct ht_participant. */
 size_t ht_ns_pending_bytes(void *ctx, uint64_t scope);
 void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
 void ht_ns_abort(void *ctx, uint64_t scope);
 
 /* ------------------------------------------------------ names.c, rename.c */
 
+/* It has another path below its root, or one more name: calls the hook for the files at or below it. */
+void ht_ns_report_renamed(struct ht_ns *ns, const struct ht_ns_inode *top) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /*
  * The directory for a change of that name (NULL: of none); -ESTALE, -ENOTDIR, -ENOENT
  * (removed), -ENAMETOOLONG, -EINVAL.

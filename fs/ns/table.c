@@ -232,7 +232,7 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
         return rc;
     struct ht_ns_inode *i = ht_pool_get(&ns->inode_pool);
     if (!i || ht_ns_inode_set_mode(ns, i, mode) != 0) {
-        ht_pool_put(&ns->inode_pool, i);
+        free(ht_pool_put(&ns->inode_pool, i));
         log_unreserve(ns, HT_NS_INODE_RECORD_BYTES);
         return -ENOMEM;
     }
@@ -301,7 +301,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     ns->inode_count--;
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
-    ht_pool_put(&ns->inode_pool, i);
+    free(ht_pool_put(&ns->inode_pool, i));
 }
 
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
@@ -437,7 +437,7 @@ void ht_ns_entry_free(struct ht_ns *ns, struct ht_ns_entry *e)
     log_unreserve(ns, ht_ns_entry_log_bytes(e));
     ns->meta_bytes -= entry_bytes(e->len);
     ns->entry_count--;
-    ht_pool_put(entry_pool(ns, e->len), e);
+    free(ht_pool_put(entry_pool(ns, e->len), e));
 }
 
 static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)

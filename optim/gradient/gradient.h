@@ -26,7 +26,7 @@ void ht_opt_ortho_compute(struct ht_range *r) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Does the boundary wait for a client that orthogonalises? */
 bool ht_opt_ortho_missing(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* --------------------------------------------------------------- close.c */
+/* ----------------------------------------------------------------- end.c */
 
 /* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);

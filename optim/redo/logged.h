@@ -51,7 +51,7 @@ struct ht_redo_param {
     uint8_t dtype, grad_dtype;
     struct ht_scalars scalars;
 };
-struct ht_param_section; /* sections.h */
+struct ht_param_section; /* state/param.h */
 /* -EUCLEAN: senseless. */
 int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht_redo_summary *out) HT_MUST_CHECK;
 /*

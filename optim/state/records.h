@@ -52,7 +52,7 @@ int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
 void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction: one parameter's record, if the log has another one; frees it if it is gone. */
 void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The optimizer's part in a commit, an abort and the end of a root: see struct ht_meta_client. */
+/* The optimizer's part in a commit, an abort and the end of a root: see struct ht_participant. */
 size_t ht_opt_pending_bytes(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_abort(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);

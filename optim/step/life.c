@@ -479,7 +479,7 @@ static int make_optim(struct ht_store *s, const void *setup, void **out)
     each_cond(o, init_cond);
     init_lists(o);
     o->last_step_number = ht_opt_random() >> 2; /* 62 bits, so that the numbers of a mount stay below 2^63 */
-    struct ht_meta_client client = {
+    struct ht_participant client = {
         .type_first = HT_REC_OPT_FIRST,
         .type_last = HT_REC_OPT_REDO_DEL,
         .ctx = o,

@@ -146,7 +146,7 @@ static int mount_store(struct engine *e)
 {
     struct ht_store_opts opts = {
         .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
-    struct ht_meta_client client = {.type_first = HT_REC_OPT_FIRST,
+    struct ht_participant client = {.type_first = HT_REC_OPT_FIRST,
                                     .type_last = HT_REC_OPT_LAST,
                                     .ctx = e,
                                     .replay = client_replay,

@@ -33,12 +33,12 @@ enum ht_scope_end {
 };
 
 /* Metadata of other layers that lives in the same log. It takes all records of the types [type_first, type_last]. */
-struct ht_meta_client {
+struct ht_participant {
     uint16_t type_first, type_last;
     void *ctx;
     /*
      * One record; called in log order during mount. -EUCLEAN: malformed. Unknown ids are no error: a later record
-     * decides. There is no journal yet: the client reserves log bytes in replayed.
+     * decides. There is no journal yet: the participant reserves log bytes in replayed.
      */
     int (*replay)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
     /* The whole log was replayed: check and link up. -EUCLEAN refuses the mount. */
@@ -49,14 +49,14 @@ struct ht_meta_client {
      */
     int (*emit)(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
     /*
-     * The client's part in a commit and in an abort of a scope (tiering/txn/commit.c); each may be NULL.
+     * The participant's part in a commit and in an abort of a scope (tiering/txn/commit.c); each may be NULL.
      * pending_bytes: about how many bytes publish would put now. The caller holds no lock, or the transaction's.
      */
     size_t (*pending_bytes)(void *ctx, uint64_t scope);
     /*
      * Puts everything unpublished of the scope into tx: it is published from then on. Called inside a transaction.
-     * expected_bytes: what pending_bytes returned inside this transaction. Memory is reserved for so many, so a client
-     * that may leave a part to the next commit puts no more.
+     * expected_bytes: what pending_bytes returned inside this transaction. Memory is reserved for so many, so a
+     * participant that may leave a part to the next commit puts no more.
      */
     void (*publish)(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
     /* Restores the published state. Called inside a transaction that publishes nothing; never for scope 0. */
@@ -68,9 +68,9 @@ struct ht_meta_client {
      */
     void (*ended)(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
     /*
-     * The client's part in a copy of a scope (tiering/txn/keep.c); each may be NULL. copy: makes everything that the
-     * copy needs, except what the publication of the scope may still change. Inside a transaction without records. An
-     * error (-ENOMEM, -ENOSPC) leaves nothing behind. copied: the scope is published; puts the copy into tx. Never
+     * The participant's part in a copy of a scope (tiering/txn/keep.c); each may be NULL. copy: makes everything that
+     * the copy needs, except what the publication of the scope may still change. Inside a transaction without records.
+     * An error (-ENOMEM, -ENOSPC) leaves nothing behind. copied: the scope is published; puts the copy into tx. Never
      * fails. copy_dropped: takes back what copy has made, instead of copied.
      */
     int (*copy)(void *ctx, struct ht_copy *k);

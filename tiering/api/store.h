@@ -101,8 +101,8 @@ struct ht_store_opts {
  */
 int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
                  struct ht_store **out_store) HT_MUST_CHECK;
-/* Before the mount. The store calls clients in the order in which they registered: names, then the optimizer. */
-int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
+/* Before the mount. The store calls participants in the order in which they registered: names, then the optimizer. */
+int ht_store_register(struct ht_store *s, const struct ht_participant *participant) HT_MUST_CHECK;
 /* Before mount, for fsck: ht_journal_cross_repair. Writes to the devices also where the store is read-only. */
 int ht_store_cross_repair_log(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
 /* The same in memory: a read-only mount uses the result. */
@@ -144,7 +144,7 @@ const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
 /* The log has failed: not everything that was changed is durable, nor will be. */
 bool ht_store_failed(const struct ht_store *s);
-/* Opened with leave_out: metadata clients do so, too. */
+/* Opened with leave_out: participants do so, too. */
 bool ht_store_leaves_out(const struct ht_store *s);
 
 /* ---------------------------------------- work that threads do otherwise */

@@ -80,7 +80,7 @@ void *ht_pool_get(struct ht_pool *p)
     return memset(piece, 0, p->piece_bytes);
 }
 
-static void put_in_block(struct ht_pool *p, struct piece *piece)
+static struct block *put_in_block(struct ht_pool *p, struct piece *piece)
 {
     struct block *b = block_of(piece);
 
@@ -90,21 +90,18 @@ static void put_in_block(struct ht_pool *p, struct piece *piece)
     piece->next = b->free;
     b->free = piece;
     if (--b->used > 0)
-        return;
+        return NULL;
     if (p->idle > 0) {
         ht_list_del(&b->link);
-        free(b);
-    } else {
-        p->idle++;
+        return b;
     }
+    p->idle++;
+    return NULL;
 }
 
-void ht_pool_put(struct ht_pool *p, void *piece)
+void *ht_pool_put(struct ht_pool *p, void *piece)
 {
-    if (EACH_ALONE)
-        free(piece);
-    else if (piece)
-        put_in_block(p, piece);
+    return EACH_ALONE || !piece ? piece : put_in_block(p, piece);
 }
 
 bool ht_pool_is_apart(void)

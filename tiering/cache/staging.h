@@ -5,7 +5,7 @@
  *
  * Two parts, so that foreground traffic can never starve updates: FILL serves one buffer at a time, UPDATE serves all
  * buffers of a batch pin at once, and keeps those of one more (HT_STAGING_REQUEST_MAX, fewer in a small pool) for the
- * spare worker (optim/step/take.c): reads of a device that does not answer keep theirs. A thread that holds a buffer
+ * spare worker (optim/state/queue.c): reads of a device that does not answer keep theirs. A thread that holds a buffer
  * waits only for devices, and threads get buffers in the order of their requests, so waiting for one always ends.
  *
  * Threads: any; has its own lock, innermost.

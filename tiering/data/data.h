@@ -19,7 +19,7 @@ uint64_t ht_data_bytes(struct ht_store *s);
  * --- write_frame.c: a chunk that is written for the first time becomes a compressed frame at once, if that is faster
  */
 
-/* feature.c and the mount: the superblocks say that there may be frames. */
+/* txn/tx.c and the mount: the superblocks say that there may be frames. */
 void ht_write_frames_durable(struct ht_store *s);
 /* Shall they say so? The engine that does it asks. */
 bool ht_write_frames_asked(const struct ht_store *s);

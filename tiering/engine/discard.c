@@ -4,7 +4,7 @@
  *
  *   free --space is released--> noted --pause--> taken --the device has discarded it, or refused--> free
  *
- * Space is released when no durable record names it (object/frees.c). From then on it may be written again, and
+ * Space is released when no durable record names it (object/owners.c). From then on it may be written again, and
  * a discard is just another way to lose its content. While a discard is in flight its blocks are marked as taken, so no
  * write can reach the device before the discard, and be forgotten by it. A crash at any time leaves free space, with or
  * without its old content: recovery, fsck and scrub read what references name, and nothing else.

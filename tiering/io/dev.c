@@ -253,7 +253,7 @@ static void count_begin(struct ht_io *io) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
     ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
     if (io->large_)
         ht_rate_begin(&dev->large_rate[direction_of(io)], io->began_ns_, io->len);
-    dev->gate.in_flight_bytes[io->io_class_] += io->len;
+    dev->gate_stats.in_flight_bytes[io->io_class_] += io->len;
     if (io->io_class_ != HT_IO_URGENT)
         return;
     ht_gate_urgent_begin(&dev->gate_state.requests, io->began_ns_);
@@ -267,8 +267,8 @@ static void count_end(struct ht_io *io, uint64_t now_ns, int result) HT_REQUIRES
     ht_rate_end(&dev->rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
     if (io->large_)
         ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
-    dev->gate.in_flight_bytes[io->io_class_] -= io->len;
-    dev->gate.moved_bytes[io->io_class_] += result == 0 ? io->len : 0;
+    dev->gate_stats.in_flight_bytes[io->io_class_] -= io->len;
+    dev->gate_stats.moved_bytes[io->io_class_] += result == 0 ? io->len : 0;
     if (io->io_class_ != HT_IO_URGENT)
         return;
     ht_gate_urgent_end(&dev->gate_state.requests, now_ns);
@@ -421,7 +421,7 @@ bool ht_dev_is_loaded(struct ht_dev *dev)
     ht_mutex_lock(ht_dev_flight_lock(dev));
     ht_rate_get(&dev->rate[HT_DIRECTION_WRITE], ht_now_ns(), &rate);
     for (unsigned c = 0; c < HT_IO_CLASSES; c++)
-        bytes += dev->gate.in_flight_bytes[c];
+        bytes += dev->gate_stats.in_flight_bytes[c];
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     double most = (double)rate.bytes_per_s * (double)HT_DEV_LOADED_NS * 1e-9;
     return (double)bytes > (rate.known ? most : (double)HT_GATE_UNKNOWN_BYTES);

@@ -149,7 +149,6 @@ struct ht_io {
     uint32_t len;    /* bytes, a multiple of the logical block; 0 for a flush */
     int result;      /* out, once done: 0 or -errno */
     bool done;       /* out */
-    void *user;      /* the caller's */
     /* the ring's own */
     uint32_t moved_;
     unsigned pieces_;

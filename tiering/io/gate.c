@@ -175,8 +175,8 @@ static bool pass_locked(struct ht_gate *g, const struct ht_permit_request *r, bo
     }
     dev->gate_waiters--;
     uint64_t now_ns = ht_now_ns();
-    dev->gate.waits[mine]++;
-    dev->gate.wait_ns[mine] += now_ns > since_ns ? now_ns - since_ns : 0;
+    dev->gate_stats.waits[mine]++;
+    dev->gate_stats.wait_ns[mine] += now_ns > since_ns ? now_ns - since_ns : 0;
     return true;
 }
 
@@ -315,5 +315,5 @@ void ht_gate_wait_end(struct ht_dev *dev)
 
 void ht_gate_stats(struct ht_dev *dev, struct ht_gate_stats *out)
 {
-    *out = ht_locked(ht_dev_flight_lock(dev), dev->gate);
+    *out = ht_locked(ht_dev_flight_lock(dev), dev->gate_stats);
 }

@@ -84,7 +84,7 @@ struct ht_dev {
         struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
         struct ht_gate_state gate_state; /* but for what depends on the request (gate.c) */
         uint64_t permitted_bytes[HT_DIRECTIONS];
-        struct ht_gate_stats gate;
+        struct ht_gate_stats gate_stats;
     };
     _Atomic unsigned permits;      /* of lower classes */
     _Atomic unsigned gate_waiters; /* threads; changed with flight_lock held */

@@ -9,7 +9,7 @@
  *   SHARE cur names the extents of pub with fewer visible bytes (truncated)
  *   BAD   a staged write was lost: reads are -EIO until abort or overwrite
  *
- * Extents may belong to references of other chunks, too (frees.c): clones.
+ * Extents may belong to references of other chunks, too (owners.c): clones.
  *
  * An image in the arena, if there is one, is at least as new as both. It may be shorter than the chunk
  * (ht_chunk_image_bytes), but not shorter than either reference; the bytes after it are zeros. When the object has

@@ -26,7 +26,7 @@
 #include "tiering/tier/next_use.h"
 #include "tiering/io/gate.h"
 #include "tiering/api/store.h"
-#include "tiering/object/frees.h"
+#include "tiering/object/owners.h"
 #include "tiering/object/object.h"
 
 struct ht_staging;
@@ -89,7 +89,7 @@ struct ht_waits {
  * That takes milliseconds for the tables of a million chunks. So the memory of tables is collected, and the thread that
  * ends a slice or a transaction frees it when it has let the lock go.
  */
-enum { HT_TRASH_PIECES_MAX = 2048 }; /* more are freed at once: about a megabyte */
+enum { HT_TRASH_PIECES_MAX = 2048 }; /* more are freed at once: a megabyte of tables, or 32 of a pool's blocks */
 
 struct ht_trash {
     void *first; /* of malloc; each begins with the address of the next one */
@@ -250,8 +250,8 @@ void ht_wake_one_for_slot(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
  * After each step of a loop over many chunks or objects. Between two slices anything may change but what the caller
  * keeps from changing. It holds a reference to its object, and looks chunks up again.
  *
- At the end of a slice it releases the lock and takes it again. If threads wait for the
- * lock, one gets it first. A slice that rests gives them more time: most in a thread of a lower class (io/gate.h).
+ * At the end of a slice it releases the lock and takes it again. If threads wait for the lock, one gets it first. A
+ * slice that rests gives them more time: most in a thread of a lower class (io/gate.h).
  */
 void ht_slice_next(struct ht_store *s, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -31,7 +31,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->s = s;
     o->oid = oid;
     if (ht_id_insert(&s->objects.table, &o->by_oid)) {
-        ht_pool_put(&s->objects.pool, o);
+        free(ht_pool_put(&s->objects.pool, o));
         return NULL;
     }
     o->chunk_shift = 16;
@@ -79,11 +79,13 @@ static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 
 void ht_obj_free_memory(struct ht_obj *o)
 {
+    struct ht_store *s = o->s;
+
     ht_chunks_free(o);
     ht_obj_free_extra(o);
     ht_obj_join(o, NULL);
-    o->s->objects.meta_bytes -= sizeof(*o);
-    ht_pool_put(&o->s->objects.pool, o);
+    s->objects.meta_bytes -= sizeof(*o);
+    ht_trash_put(s, ht_pool_put(&s->objects.pool, o));
 }
 
 void ht_obj_put_locked(struct ht_obj *o)

@@ -26,7 +26,7 @@ struct ht_ref {
     uint32_t stored : 24;  /* bytes on the device, covered by the checksum */
     uint32_t clock : 8;    /* low bits of the flush clock when its write had ended; 0 from the log: flush.c */
     uint32_t visible : 23; /* how many of these count; the rest of the chunk is zeros */
-    uint32_t shared : 1;   /* has or had other owners: frees.c knows */
+    uint32_t shared : 1;   /* has or had other owners: owners.c knows */
     uint32_t codec : 7;
     uint32_t kept_raw : 1; /* compression was tried, and saves too little; not in the log */
     uint64_t checksum;

@@ -202,13 +202,14 @@ int ht_super_add(struct ht_super *sb, struct ht_dev *const devs[], struct ht_dev
 static void read_id(const char *path, uint8_t out[16])
 {
     FILE *f = fopen(path, "re");
-    unsigned n = 0, byte;
+    unsigned n = 0;
+    char digits[3];
 
     memset(out, 0, 16);
     if (!f)
         return;
-    while (n < 16 && fscanf(f, "%*[-]") != EOF && fscanf(f, "%2x", &byte) == 1)
-        out[n++] = (uint8_t)byte;
+    while (n < 16 && fscanf(f, "%*[-]") != EOF && fscanf(f, "%2[0-9a-fA-F]", digits) == 1 && digits[1])
+        out[n++] = (uint8_t)strtoul(digits, NULL, 16);
     (void)fclose(f);
     if (n < 16)
         memset(out, 0, 16);

@@ -2,7 +2,7 @@
 /*
  * clone.c - copying between objects by sharing stored bytes, and going back to a copy.
  *
- * Whole chunks of the source that have the same place inside chunks of the same size get a second owner (frees.c);
+ * Whole chunks of the source that have the same place inside chunks of the same size get a second owner (owners.c);
  * dirty images are written back first. Holes stay holes. The rest is copied through memory, chunk by chunk of the
  * target: each such step happens as a whole or not at all, so the returned count is exact.
  *

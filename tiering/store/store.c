@@ -175,9 +175,9 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     return 0;
 }
 
-int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
+int ht_store_register(struct ht_store *s, const struct ht_participant *participant)
 {
-    return s->own->mounted ? -EBUSY : ht_txn_add_client(s, client);
+    return s->own->mounted ? -EBUSY : ht_txn_add_participant(s, participant);
 }
 
 /* ----------------------------------------------------------------- mount */

@@ -115,7 +115,7 @@ static int emit_ids(struct ht_store *s)
     return ht_tx_commit(&s->txn->tx, NULL);
 }
 
-static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
+static int emit_participant(struct ht_store *s, const struct ht_participant *c)
 {
     uint64_t cursor = 0;
     int more = 1;
@@ -171,8 +171,8 @@ int ht_store_checkpoint(struct ht_store *s)
         rc = emit_ids(s);
     while (!rc && e.next < e.count)
         rc = emit_objects_slice(&e);
-    ht_client_for_each(c, s, emit)
-        rc = rc ? rc : emit_client(s, c);
+    ht_participant_for_each(c, s, emit)
+        rc = rc ? rc : emit_participant(s, c);
     free(e.oids);
     struct ht_journal_start start;
     if (!rc)

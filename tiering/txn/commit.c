@@ -4,20 +4,21 @@
  *
  * A scope is one model root, or with number 0 everything outside of model roots. Names, the optimizer and objects each
  * keep unpublished changes in memory. A commit collects all of that in one transaction; no other file knows the
- * participants. The clients of the log come in the order in which they registered (names, then the optimizer). Objects
- * come last, because a client may delete some.
+ * participants. They come in the order in which they registered (names, then the optimizer). Objects come last, because
+ * a participant may delete some.
  *
  *   a commit                                                  what a crash right after it leaves
  *   1. writes back dirty images, and flushes                  the commit before; the new space is free again
  *   2. begins the transaction                                 the same
- *   3. clients and objects put their records into it          the same: the records are only in memory
+ *   3. participants and objects put their records into it    the same: the records are only in memory
  *   4. appends the transaction to the log                     the commit before, or this one if its frame is durable
  *   5. waits until the frame is durable                       this commit
  *
  * If a flush failed between 1 and 2, both are repeated. For a model root step 5 is the caller's (ht_store_sync): from
  * step 4 on it may change the scope, and the next commit publishes these changes.
  *
- * The end of a scope is part of a transaction of its caller (names): clients forget the scope, and objects come last.
+ * The end of a scope is part of a transaction of its caller (names): participants forget the
+ * scope, and objects come last.
  *
  * An abort puts nothing into the log. So a crash during an abort leaves the last commit, as the abort itself does.
  *
@@ -40,30 +41,30 @@
 /* With less room than this for new content the log is full. */
 enum { LOG_ROOM_BYTES = 64 * HT_CHUNK_LOG_BYTES };
 
-/* All in one, and those of each client. */
-static size_t pending_bytes(struct ht_store *s, uint64_t scope, bool rest, size_t out_of_client[HT_CLIENTS_MAX])
+/* All in one, and those of each participant. */
+static size_t pending_bytes(struct ht_store *s, uint64_t scope, bool rest, size_t out_of_each[HT_TXN_PARTICIPANTS_MAX])
 {
     const struct ht_txn *t = s->txn;
     size_t bytes = ht_scope_pending_object_bytes(s, scope, rest);
 
-    for (unsigned i = 0; i < t->clients; i++) {
-        const struct ht_meta_client *c = &t->client[i];
-        out_of_client[i] = c->pending_bytes ? c->pending_bytes(c->ctx, scope) : 0;
-        bytes += out_of_client[i];
+    for (unsigned i = 0; i < t->participants; i++) {
+        const struct ht_participant *c = &t->participant[i];
+        out_of_each[i] = c->pending_bytes ? c->pending_bytes(c->ctx, scope) : 0;
+        bytes += out_of_each[i];
     }
     return bytes;
 }
 
 size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
 {
-    size_t of_client[HT_CLIENTS_MAX];
+    size_t of_each[HT_TXN_PARTICIPANTS_MAX];
 
-    return pending_bytes(s, scope, false, of_client);
+    return pending_bytes(s, scope, false, of_each);
 }
 
 /*
- * The mutant: what clients have put becomes durable without the objects. After an error no transaction is open. Clang
- * cannot follow a lock that is released and taken again.
+ * The mutant: what participants have put becomes durable without the objects. After an error no transaction is open.
+ * Clang cannot follow a lock that is released and taken again.
  */
 static int tear(struct ht_store *s, uint64_t scope, struct ht_tx **tx) HT_RELEASE(HT_LOCK_TX)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
@@ -104,7 +105,7 @@ static int make_copy(struct ht_keep *w, size_t bytes) HT_REQUIRES(HT_LOCK_TX)
 static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx **out_tx)
     HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
-    size_t of_client[HT_CLIENTS_MAX], bytes = pending_bytes(s, rounds->scope, rounds->rest, of_client);
+    size_t of_each[HT_TXN_PARTICIPANTS_MAX], bytes = pending_bytes(s, rounds->scope, rounds->rest, of_each);
 
     if (wanted(w)) {
         int rc = ht_tx_begin_round(s, bytes + w->k->bytes, rounds, out_tx);
@@ -119,11 +120,11 @@ static int begin(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w
 
 /* Makes the copy and has memory for all records. An error: nothing was made. Refusals of a copy are none. */
 static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht_keep *w, struct ht_tx *tx,
-                   size_t out_of_client[HT_CLIENTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
+                   size_t out_of_each[HT_TXN_PARTICIPANTS_MAX]) HT_REQUIRES(HT_LOCK_TX)
 {
     uint64_t before = ht_scope_found_bytes(s, rounds->scope);
     /* It may have grown while this thread waited, and counted chunks change while others are counted. */
-    size_t bytes = pending_bytes(s, rounds->scope, rounds->rest, out_of_client);
+    size_t bytes = pending_bytes(s, rounds->scope, rounds->rest, out_of_each);
 
     tx->found_bytes = ht_scope_found_bytes(s, rounds->scope);
     bytes += tx->found_bytes - before;
@@ -158,7 +159,7 @@ static void put_copy(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX
 static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep *w, uint64_t *out_lsn)
 {
     uint64_t scope = rounds->scope;
-    size_t expected[HT_CLIENTS_MAX];
+    size_t expected[HT_TXN_PARTICIPANTS_MAX];
     struct ht_tx *tx;
     int rc = begin(s, rounds, w, &tx);
 
@@ -169,8 +170,8 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
         int closed = ht_tx_commit(tx, NULL); /* of nothing */
         return closed ? closed : rc;
     }
-    ht_client_for_each(c, s, publish)
-        c->publish(c->ctx, scope, expected[c - s->txn->client], tx);
+    ht_participant_for_each(c, s, publish)
+        c->publish(c->ctx, scope, expected[c - s->txn->participant], tx);
     if (HT_MUTANT("torn-commit")) {
         rc = tear(s, scope, &tx);
         if (rc)
@@ -308,7 +309,7 @@ uint64_t ht_store_could_give(struct ht_store *s)
 {
     uint64_t bytes = 0;
 
-    ht_client_for_each(c, s, could_give)
+    ht_participant_for_each(c, s, could_give)
         bytes += c->could_give(c->ctx);
     return bytes;
 }
@@ -326,7 +327,7 @@ int ht_store_make_space(struct ht_store *s, bool again)
         return -ENOSPC;
     if (ht_journal_lacks_room(s->journal, LOG_ROOM_BYTES))
         return -ENOSPC;
-    ht_client_for_each(c, s, give_up)
+    ht_participant_for_each(c, s, give_up)
         given += given < lack ? c->give_up(c->ctx, lack - given) : 0;
     ht_obj_wait_ended(s);
     return given ? 0 : -ENOSPC;
@@ -337,7 +338,7 @@ int ht_store_make_space(struct ht_store *s, bool again)
 void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
     assert(scope);
-    ht_client_for_each(c, s, ended)
+    ht_participant_for_each(c, s, ended)
         c->ended(c->ctx, scope, how, tx);
     tx->found_bytes = ht_scope_found_bytes(s, scope);
     ht_scope_publish(s, scope, false, tx);
@@ -454,7 +455,7 @@ static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
 
 static void abort_in_tx(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_TX)
 {
-    ht_client_for_each(c, s, abort)
+    ht_participant_for_each(c, s, abort)
         c->abort(c->ctx, scope);
     /* Still inside the transaction, so that no thread makes an object between the names and the content. */
     abort_objects(s, scope, rest);

@@ -478,8 +478,8 @@ static void drop_participants(struct ht_copy *k, unsigned count)
     const struct ht_txn *t = k->s->txn;
 
     for (unsigned i = count; i > 0; i--)
-        if (t->client[i - 1].copy_dropped)
-            t->client[i - 1].copy_dropped(t->client[i - 1].ctx, k);
+        if (t->participant[i - 1].copy_dropped)
+            t->participant[i - 1].copy_dropped(t->participant[i - 1].ctx, k);
 }
 
 void ht_keep_drop(struct ht_keep *w)
@@ -491,7 +491,7 @@ void ht_keep_drop(struct ht_keep *w)
     ht_store_lock(s);
     drop_objects(w);
     ht_store_unlock(s);
-    drop_participants(w->k, s->txn->clients);
+    drop_participants(w->k, s->txn->participants);
     forget_numbers(w->k);
     w->made = false;
 }
@@ -507,8 +507,8 @@ int ht_keep_make(struct ht_keep *w)
     k->bytes = 0;
     k->to = 0;
     k->lack = HT_COPY_LACKS_LOG; /* until something else is missing */
-    for (; !rc && i < t->clients; i++)
-        rc = t->client[i].copy ? t->client[i].copy(t->client[i].ctx, k) : 0;
+    for (; !rc && i < t->participants; i++)
+        rc = t->participant[i].copy ? t->participant[i].copy(t->participant[i].ctx, k) : 0;
     if (rc) {
         drop_participants(k, i - 1);
         forget_numbers(k);
@@ -533,7 +533,7 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
         ht_keep_drop(w);
         return rc;
     }
-    ht_client_for_each(c, s, copied)
+    ht_participant_for_each(c, s, copied)
         c->copied(c->ctx, k, tx);
     ht_store_lock(s);
     put_objects(w, tx);

@@ -35,7 +35,7 @@ static int ask(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 
     s->txn->lists_bytes += bytes;
     all += s->txn->lists_bytes;
-    ht_client_for_each(c, s, meta_bytes)
+    ht_participant_for_each(c, s, meta_bytes)
         all += c->meta_bytes(c->ctx);
     if (all <= s->objects.meta_bytes_max || HT_MUTANT("replay-unbounded"))
         return 0;
@@ -251,7 +251,7 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
 static int replay_any(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    ht_client_for_each(c, s, replay)
+    ht_participant_for_each(c, s, replay)
         if (type >= c->type_first && type <= c->type_last)
             return c->replay(c->ctx, type, payload, len);
     struct ht_reader r = ht_reader_of(payload, len);
@@ -615,7 +615,7 @@ int ht_store_replayed(struct ht_store *s)
                  x->device, (unsigned long long)x->block);
         rc = -EUCLEAN;
     }
-    ht_client_for_each(c, s, replayed)
+    ht_participant_for_each(c, s, replayed)
         rc = rc ? rc : c->replayed(c->ctx);
     return rc;
 }

@@ -38,11 +38,11 @@ void ht_txn_teardown(struct ht_store *s)
     free(t);
 }
 
-int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client)
+int ht_txn_add_participant(struct ht_store *s, const struct ht_participant *participant)
 {
-    if (s->txn->clients == HT_CLIENTS_MAX)
+    if (s->txn->participants == HT_TXN_PARTICIPANTS_MAX)
         return -EBUSY;
-    s->txn->client[s->txn->clients++] = *client;
+    s->txn->participant[s->txn->participants++] = *participant;
     return 0;
 }
 

@@ -15,7 +15,7 @@ struct ht_obj;
 int ht_txn_setup(struct ht_store *s) HT_MUST_CHECK;
 void ht_txn_teardown(struct ht_store *s);
 /* -EBUSY: there are too many. */
-int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
+int ht_txn_add_participant(struct ht_store *s, const struct ht_participant *participant) HT_MUST_CHECK;
 /* ht_scope_writeback, and the same without a scan for changes first. rest: without derived objects. */
 int ht_scope_scan_and_write(struct ht_store *s, uint64_t scope, bool rest) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

@@ -23,7 +23,7 @@ struct ht_tx {
     struct ht_list deleted; /* objects whose deletion is in this transaction, by touched; each holds a reference */
 };
 
-enum { HT_CLIENTS_MAX = 16 };
+enum { HT_TXN_PARTICIPANTS_MAX = 16 };
 
 /* The state of txn/. */
 struct ht_txn {
@@ -33,8 +33,8 @@ struct ht_txn {
     /* Heap of tx.records after the last transaction. */
     uint64_t records_bytes HT_GUARDED_BY(HT_LOCK_STORE);
     /* Fixed once the store is mounted. */
-    struct ht_meta_client client[HT_CLIENTS_MAX];
-    unsigned clients;
+    struct ht_participant participant[HT_TXN_PARTICIPANTS_MAX];
+    unsigned participants;
     struct ht_ref_conflict *conflicts; /* found in replay */
     size_t conflict_count, conflict_cap;
     uint64_t lists_bytes;              /* heap of these, and of other lists that a replay has made */
@@ -42,9 +42,10 @@ struct ht_txn {
     uint64_t malformed;                /* so were these */
 };
 
-/* Each client c of the store s that has this function. */
-#define ht_client_for_each(c, s, function)                                                                 \
-    for (const struct ht_meta_client *c = (s)->txn->client; c < (s)->txn->client + (s)->txn->clients; c++) \
+/* Each participant c of the store s that has this function. */
+#define ht_participant_for_each(c, s, function)                                                                      \
+    for (const struct ht_participant *c = (s)->txn->participant; c < (s)->txn->participant + (s)->txn->participants; \
+         c++)                                                                                                        \
         if (c->function)
 
 /* The log has failed: the store is read-only from now on. An event says so, once. */

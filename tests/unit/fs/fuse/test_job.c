@@ -177,13 +177,10 @@ static const char bytes[MIB];
 /* How many bytes of len are kept for a write with these flags; -1: it was refused. */
 static ssize_t take(uint64_t key, size_t len, const struct fuse_file_info *fi, bool wait)
 {
-    if (!ht_job_takes(&fuse, HT_LANE_UPDATE, key, fi, &len))
-        return -1;
-    struct ht_job *job = ht_job_new(&fuse, NULL, hold);
-    ck_assert_ptr_nonnull(job);
-    ck_assert(ht_job_data(job, bytes, len));
-    ht_job_submit(job, wait ? HT_LANE_UPDATE : HT_LANE_CTL_SESSION, wait ? key : OTHER_KEY);
-    return (ssize_t)len;
+    struct ht_job job = {.fn = hold, .key = key, .data = (char *)bytes, .size = len};
+
+    return ht_job_write_for(&fuse, NULL, wait ? HT_LANE_UPDATE : HT_LANE_CTL_SESSION, &job, fi) ? (ssize_t)job.size
+                                                                                                : -1;
 }
 
 TEST(writes_that_wait_are_cut_and_then_refused)

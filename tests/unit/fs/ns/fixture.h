@@ -58,7 +58,7 @@ static void fixture_check(struct fixture *w)
 }
 
 /* Registered after the names, if a test wants one. */
-static UNUSED const struct ht_meta_client *fixture_participant;
+static UNUSED const struct ht_participant *fixture_participant;
 
 static int fixture_try_mount(struct fixture *w)
 {

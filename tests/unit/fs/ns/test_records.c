@@ -165,7 +165,7 @@ static void put(const struct ht_ns_record *r, size_t count)
 {
     struct ht_tx *tx;
     uint64_t lsn;
-    const struct ht_meta_client any = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .replay = take_any};
+    const struct ht_participant any = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .replay = take_any};
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
 

@@ -210,7 +210,7 @@ TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
 {
     struct ht_obj_stat st;
     uint64_t calls = 0;
-    const struct ht_meta_client writer = {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, .ctx = &calls, .ended = write_at_the_end};
+    const struct ht_participant writer = {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, .ctx = &calls, .ended = write_at_the_end};
 
     fixture_participant = &writer;
     new_tree();

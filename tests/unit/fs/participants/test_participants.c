@@ -89,7 +89,7 @@ static unsigned register_others(unsigned most)
     unsigned n = 0;
 
     for (; n < most; n++) {
-        const struct ht_meta_client other = {.type_first = (uint16_t)(1000 + n), .type_last = (uint16_t)(1000 + n)};
+        const struct ht_participant other = {.type_first = (uint16_t)(1000 + n), .type_last = (uint16_t)(1000 + n)};
         if (ht_store_register(store, &other))
             break;
     }

@@ -202,7 +202,7 @@ static const struct {
 static void mount_refused(void)
 {
     struct ht_store_opts opts = {.dram_bytes = w.dram_bytes, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF};
-    struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = &w};
+    struct ht_participant names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = &w};
     const struct ht_optim_setup setup = {.threads = 1, .hooks = &w.hooks};
     void *o;
 

@@ -122,9 +122,9 @@ static inline void fixture_mount(struct fixture *w)
                                  .staging_bytes = 24 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_plan = w->no_plan};
-    struct ht_meta_client names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort,
+    struct ht_participant names = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .ctx = w, .abort = fixture_abort,
                                    .emit = fixture_emit};
-    struct ht_meta_client last = {
+    struct ht_participant last = {
         .type_first = HT_REC_OPT_LAST + 1, .type_last = HT_REC_OPT_LAST + 1, .ctx = w, .publish = fixture_publish};
     struct ht_optim_config config = fixture_config(w->config);
     const struct ht_optim_setup setup = {.threads = w->threads, .hooks = &w->hooks};

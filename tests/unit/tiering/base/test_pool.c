@@ -46,12 +46,12 @@ static void use(size_t bytes)
             if (round < 2 && k % (round + 2) == 0)
                 continue;
             empty(piece[k], bytes, k);
-            ht_pool_put(&p, piece[k]);
+            free(ht_pool_put(&p, piece[k]));
             piece[k] = NULL;
         }
     }
     ck_assert_uint_le(p.idle, 1);
-    ht_pool_put(&p, NULL);
+    free(ht_pool_put(&p, NULL));
     ht_pool_destroy(&p);
 }
 
@@ -73,10 +73,10 @@ TEST(what_is_put_is_used_again)
     ck_assert_ptr_nonnull(kept = ht_pool_get(&p));
     for (unsigned i = 0; i < COUNT; i++) {
         ck_assert_ptr_nonnull(piece = ht_pool_get(&p));
-        ht_pool_put(&p, piece);
+        free(ht_pool_put(&p, piece));
     }
     ck_assert_uint_eq(p.idle, 0);
-    ht_pool_put(&p, kept);
+    free(ht_pool_put(&p, kept));
     ht_pool_destroy(&p);
 }
 

@@ -2,7 +2,7 @@
 /* test_chunk_io.c - moves a chunk's bytes to a device and back, and fails in each possible way. */
 #include "tests/unit/tiering/data/fixture.h"
 #include "tiering/base/event.h"
-#include "tiering/object/frees.h"
+#include "tiering/object/owners.h"
 #include "tiering/data/data_priv.h"
 
 enum { BYTES = 100000 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owners of stored bytes, while their table grows, and idle entries leave it. */
 #include "tiering/base/lock.h"
-#include "tiering/object/frees.h"
+#include "tiering/object/owners.h"
 
 #define FIXTURE_MIB 64
 #include "tests/unit/tiering/store/fixture.h"

@@ -36,7 +36,7 @@ static int emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
 /* Returns the mount's result. */
 static int open_store(bool registered, bool read_only)
 {
-    const struct ht_meta_client client = {.type_first = TYPE, .type_last = TYPE, .replay = replay, .emit = emit};
+    const struct ht_participant client = {.type_first = TYPE, .type_last = TYPE, .replay = replay, .emit = emit};
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,

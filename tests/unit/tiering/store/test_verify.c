@@ -6,7 +6,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/object.h"
-#include "tiering/object/frees.h"
+#include "tiering/object/owners.h"
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tests/support/wrong.h"

@@ -194,7 +194,7 @@ static inline void forget(uint64_t kept)
 static inline void open_store(void)
 {
     struct ht_store_opts opts = {.dram_bytes = 64 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
-    struct ht_meta_client names = {.type_first = HT_REC_NS_FIRST,
+    struct ht_participant names = {.type_first = HT_REC_NS_FIRST,
                                    .type_last = HT_REC_NS_LAST,
                                    .emit = emit_nothing,
                                    .ended = names_ended,

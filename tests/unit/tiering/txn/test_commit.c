@@ -92,7 +92,7 @@ static void forget(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_t
 static void mount(void)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
-    struct ht_meta_client client[] = {
+    struct ht_participant client[] = {
         {HT_REC_NS_FIRST, HT_REC_NS_LAST, &names, replay, NULL, emit, pending_bytes, publish, take_back, forget},
         {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, &optimizer, replay, NULL, emit, pending_bytes, publish, take_back, forget},
     };

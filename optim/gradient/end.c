@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * close.c - the end of a step for its gradients. When all updates have run they are given back, and the step is
+ * end.c - the end of a step for its gradients. When all updates have run they are given back, and the step is
  * counted. Or they are taken back: that of one parameter (drop); and those of all with everything since the last
  * commit, for abort, rollback and a replay that fails.
  *

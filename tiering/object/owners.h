@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * frees.h - who owns stored bytes, and when their space is free again. The store's lock guards all of this.
+ * owners.h - who owns stored bytes, and when their space is free again. The store's lock guards all of this.
  */
 #pragma once
 
@@ -13,9 +13,9 @@
 struct ht_obj;
 struct ht_chunk;
 
-struct ht_refcount { /* extents with several owners */
-    struct ht_id_link by_place;
-    uint64_t ended; /* value of tx_count at the last transaction that ended an owner */
+struct ht_refcount {            /* extents with several owners */
+    struct ht_id_link by_place; /* its id: ht_ref_place */
+    uint64_t ended;             /* value of tx_count at the last transaction that ended an owner */
     uint32_t owners;
     bool named; /* by a record in the log */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * touch.c - what reading and writing change beside the content, and the kernel leaves to us: access times, and
+ * atime.c - what reading and writing change beside the content, and the kernel leaves to us: access times, and
  * privileges of execution.
  *
  * Access times follow the options of the mount (noatime, nodiratime, relatime, strictatime). The kernel does not pass

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * frees.c - stored bytes with several owners, and when the space of a reference is free again.
+ * owners.c - stored bytes with several owners, and when the space of a reference is free again.
  *
  * A reference that the log names keeps its space until the record that ends it is durable (a deferred free, in order
  * of log numbers). One that the log never named gives it back at once.
@@ -20,7 +20,7 @@
  * all is durable.
  */
 
-#include "tiering/object/frees.h"
+#include "tiering/object/owners.h"
 #include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"
@@ -51,7 +51,7 @@ static struct ht_refcount *put_in(struct ht_store *s, const struct ht_ref *ref) 
         return NULL;
     *e = (struct ht_refcount){.by_place = {.id = ht_ref_place(ref)}, .ended = UINT64_MAX, .owners = 1};
     if (ht_id_insert(&r->table, &e->by_place)) {
-        ht_pool_put(&r->pool, e);
+        free(ht_pool_put(&r->pool, e));
         return NULL;
     }
     r->single++;
@@ -67,7 +67,7 @@ static void take_out(struct ht_store *s, struct ht_refcount *e) HT_REQUIRES(HT_L
     r->single--;
     s->objects.meta_bytes -= sizeof(*e);
     ht_id_remove(&r->table, &e->by_place);
-    ht_pool_put(&r->pool, e);
+    ht_trash_put(s, ht_pool_put(&r->pool, e));
 }
 
 /* Is the end of each owner that a transaction has ended durable? The open one comes on top. */
@@ -84,7 +84,9 @@ static void sweep(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_refcounts *r = &s->frees.refcounts;
 
-    for (unsigned i = 0; i < BUCKETS_PER_ADD && r->single > r->table.count / IDLE_SHARE && is_settled(s); i++) {
+    if (r->single <= r->table.count / IDLE_SHARE || !is_settled(s))
+        return;
+    for (unsigned i = 0; i < BUCKETS_PER_ADD; i++) {
         struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, r->hand), *next;
         for (; link; link = next) {
             struct ht_refcount *e = ht_container_of(link, struct ht_refcount, by_place);
@@ -158,7 +160,7 @@ void ht_refcounts_free(struct ht_store *s)
     for (size_t b = 0; b < r->table.buckets.count; b++)
         for (struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, b), *next; link; link = next) {
             next = link->next;
-            ht_pool_put(&r->pool, ht_container_of(link, struct ht_refcount, by_place));
+            free(ht_pool_put(&r->pool, ht_container_of(link, struct ht_refcount, by_place)));
         }
     ht_id_table_free(&r->table);
     ht_pool_destroy(&r->pool);
