@@ -37,11 +37,9 @@ int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
 
     if (rc < 0)
         return ht_cmd_explain(path, rc);
-    if (!ht_mount_is_hitrain(&m)) {
-        ht_error("%s is not on a hitrain mount: it is on %s (%s); name a folder of a mounted store", path, m.point,
-                 m.type);
-        return -ENOTSUP;
-    }
+    if (!ht_mount_is_hitrain(&m))
+        return ht_fail(-ENOTSUP, "%s is not on a hitrain mount: it is on %s (%s); name a folder of a mounted store",
+                       path, m.point, m.type);
     memcpy(out, m.point, sizeof(m.point));
     return 0;
 }

@@ -148,10 +148,8 @@ int ht_cmd_reshard(const char *path, const struct ht_cmd_options *o)
     static struct change c; /* large, and used once */
     char text[HT_SHARDS_TEXT_MAX] = "";
 
-    if (!o->to) {
-        ht_error("reshard: --to=R is needed: the number of ranks");
-        return HT_CMD_USAGE;
-    }
+    if (!o->to)
+        return ht_fail(HT_CMD_USAGE, "reshard: --to=R is needed: the number of ranks");
     int rc = next_table(path, o, &c);
     if (rc == 0)
         rc = add_all(&c, path);

@@ -19,10 +19,9 @@ static int split(char *path, char **out_name)
 
     *out_name = slash + 1;
     *slash = '\0';
-    if (strcmp(*out_name, "*") == 0 || strpbrk(*out_name, "\n\t\r ")) {
-        ht_error("%s/%s: a name with blanks or line breaks, or *, cannot stand in a command", path, *out_name);
-        return -EINVAL;
-    }
+    if (strcmp(*out_name, "*") == 0 || strpbrk(*out_name, "\n\t\r "))
+        return ht_fail(-EINVAL, "%s/%s: a name with blanks or line breaks, or *, cannot stand in a command", path,
+                       *out_name);
     return 0;
 }
 
@@ -32,10 +31,9 @@ static int command(const char *path, const char *dir, const char *line)
     char control[PATH_MAX + 32];
 
     snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", dir);
-    if (access(control, F_OK) != 0 && errno == ENOENT) {
-        ht_error("%s is no model root, and not below one (setfattr -n user.hitrain.optimizer makes one)", path);
-        return -ENOENT;
-    }
+    if (access(control, F_OK) != 0 && errno == ENOENT)
+        return ht_fail(-ENOENT, "%s is no model root, and not below one (setfattr -n user.hitrain.optimizer makes one)",
+                       path);
     return ht_cmd_command(path, dir, line);
 }
 
@@ -178,11 +176,9 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-    if (fd < 0) {
-        ht_error("%s: %s", path,
-                 errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
-        return HT_CMD_FAILED;
-    }
+    if (fd < 0)
+        return ht_fail(HT_CMD_FAILED, "%s: %s", path,
+                       errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
     bool root = is_model_root(path);
     bool whole_mount = is_mount_root(fd);
     bool steered = o->conditional || o->full;
@@ -212,14 +208,10 @@ static const char *below(const char *path, const char *point)
 {
     size_t len = strcmp(point, "/") == 0 ? 0 : strlen(point);
 
-    if (strncmp(path, point, len) != 0 || path[len] != '/' || path[len + 1] == '\0') {
-        ht_error("%s is not a file below %s", path, point);
-        return NULL;
-    }
-    if (strchr(path, '\n')) {
-        ht_error("%s: a name with a line break cannot stand in a command", path);
-        return NULL;
-    }
+    if (strncmp(path, point, len) != 0 || path[len] != '/' || path[len + 1] == '\0')
+        return ht_fail(NULL, "%s is not a file below %s", path, point);
+    if (strchr(path, '\n'))
+        return ht_fail(NULL, "%s: a name with a line break cannot stand in a command", path);
     return path + len + 1;
 }
 

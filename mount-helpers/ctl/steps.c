@@ -21,8 +21,7 @@ static bool is_name(const char *root, const char *name)
 
     if (len && name[len] == '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
         return true;
-    ht_error("%s: this is no name of a kept step: %s", root, name);
-    return false;
+    return ht_fail(false, "%s: this is no name of a kept step: %s", root, name);
 }
 
 /* The job of the newest kept step that a vault has, too, or "JOB". */
@@ -45,15 +44,13 @@ static int lacks(const char *root, const char *name)
 {
     char job[NAME_MAX + 1];
 
-    if (strspn(name, "0123456789") != strlen(name)) {
-        ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them", root, name);
-        return -ENOENT;
-    }
+    if (strspn(name, "0123456789") != strlen(name))
+        return ht_fail(-ENOENT, "%s: there is no kept step %s; `hitrainctl steps` lists them", root, name);
     find_job(root, job);
-    ht_error("%s: there is no kept step %s; `hitrainctl steps` lists them, with --vault=URL/%s those of a vault, and "
-             "`hitrainctl restore URL/%s@%s DIR` brings one back",
-             root, name, job, job, name);
-    return -ENOENT;
+    return ht_fail(-ENOENT,
+                   "%s: there is no kept step %s; `hitrainctl steps` lists them, with --vault=URL/%s those of a vault, "
+                   "and `hitrainctl restore URL/%s@%s DIR` brings one back",
+                   root, name, job, job, name);
 }
 
 /* The number of the step that a kept step holds. -errno: a message is printed. */
@@ -207,14 +204,10 @@ static int kept_clone_at(const char *root, const char *name, int dir, const char
 
     if (rc < 0)
         return ht_cmd_explain(path, rc);
-    if (strchr(" \t", place[0]) || strchr(" \t", place[strlen(place) - 1])) {
-        ht_error("%s: a name that begins or ends with a blank cannot be given to the store", path);
-        return -EINVAL;
-    }
-    if (strpbrk(place, "\r\n")) { /* what follows would be another command */
-        ht_error("%s: a path with a line break cannot be given to the store", path);
-        return -EINVAL;
-    }
+    if (strchr(" \t", place[0]) || strchr(" \t", place[strlen(place) - 1]))
+        return ht_fail(-EINVAL, "%s: a name that begins or ends with a blank cannot be given to the store", path);
+    if (strpbrk(place, "\r\n")) /* what follows would be another command */
+        return ht_fail(-EINVAL, "%s: a path with a line break cannot be given to the store", path);
     /* Whoever may move the directory may do so now: the number says which one is meant. */
     snprintf(line, sizeof(line), "clone_in %llu %s %s", (unsigned long long)st.st_ino, name, place);
     return ht_cmd_command(root, root, line);
@@ -231,26 +224,21 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
         len--;
     for (begin = len; begin > 0 && path[begin - 1] != '/';)
         begin--;
-    if (len == begin || len >= sizeof(folder) || len - begin > NAME_MAX || strpbrk(path, "\r\n")) {
-        ht_error("%s: this cannot be the name of a new directory", path);
-        return -EINVAL;
-    }
+    if (len == begin || len >= sizeof(folder) || len - begin > NAME_MAX || strpbrk(path, "\r\n"))
+        return ht_fail(-EINVAL, "%s: this cannot be the name of a new directory", path);
     snprintf(as, NAME_MAX + 1, "%.*s", (int)(len - begin), path + begin);
     snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
     int dir = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0) {
-        int err = errno;
-        ht_error("%s: %s", folder, strerror(err));
-        if (dir >= 0)
-            close(dir);
-        return -err;
-    }
-    if (own.st_dev == other.st_dev)
+    int rc = dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0 ? -errno : dir;
+    if (rc < 0)
+        ht_error("%s: %s", folder, strerror(-rc));
+    else if (own.st_dev == other.st_dev)
         return dir;
-    close(dir);
-    if (ht_cmd_mount_point(folder, point) == 0)
+    else if (ht_cmd_mount_point(folder, point) == 0)
         ht_error("%s is in another store than %s: a step goes there with archive and restore", folder, root);
-    return -EXDEV;
+    if (dir >= 0)
+        close(dir);
+    return rc < 0 ? rc : -EXDEV;
 }
 
 /* The step of a new model: its directory may be one that this user cannot open. */
@@ -331,10 +319,8 @@ static int copy_out(int fd, const char *path)
     while (n > 0 && fwrite(buf, 1, (size_t)n, stdout) == (size_t)n);
     if (n < 0)
         return ht_cmd_explain(path, -errno);
-    if (n > 0 || fflush(stdout)) {
-        ht_error("standard output: %s", strerror(errno));
-        return -EIO;
-    }
+    if (n > 0 || fflush(stdout))
+        return ht_fail(-EIO, "standard output: %s", strerror(errno));
     return 0;
 }
 
@@ -344,14 +330,10 @@ int ht_cmd_delta(const char *root, const struct ht_cmd_options *o)
     char path[PATH_MAX];
     int n = snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/delta/%s", root, step);
 
-    if (!is_number(step) || n < 0 || (size_t)n >= sizeof(path)) {
-        ht_error("%s: this is no number of a step: %s", root, step);
-        return HT_CMD_FAILED;
-    }
-    if (isatty(STDOUT_FILENO)) {
-        ht_error("standard output is a terminal: give a file, as in > delta.safetensors");
-        return HT_CMD_FAILED;
-    }
+    if (!is_number(step) || n < 0 || (size_t)n >= sizeof(path))
+        return ht_fail(HT_CMD_FAILED, "%s: this is no number of a step: %s", root, step);
+    if (isatty(STDOUT_FILENO))
+        return ht_fail(HT_CMD_FAILED, "standard output is a terminal: give a file, as in > delta.safetensors");
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT)
         explain_missing(root, step);

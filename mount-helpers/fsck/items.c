@@ -77,10 +77,8 @@ int ht_fsck_items_load(struct ht_fsck *f)
 {
     int rc = ht_store_walk(f->store, add_item, f);
 
-    if (rc != 0) {
-        ht_error("cannot list the stored chunks: %s", strerror(-rc));
-        return rc < 0 ? rc : -EIO;
-    }
+    if (rc != 0)
+        return ht_fail(rc < 0 ? rc : -EIO, "cannot list the stored chunks: %s", strerror(-rc));
     if (f->item_count > 1)
         qsort(f->items, f->item_count, sizeof(*f->items), by_owner);
     return 0;

@@ -502,10 +502,8 @@ static int run_words(int argc, char **argv)
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
     const char *wrong = command->wrong ? command->wrong(&o) : NULL;
-    if (wrong) {
-        ht_error("%s", wrong);
-        return HT_CMD_USAGE;
-    }
+    if (wrong)
+        return ht_fail(HT_CMD_USAGE, "%s", wrong);
     return run_command(command, argv + optind + 1, &o);
 }
 
@@ -516,6 +514,5 @@ int main(int argc, char **argv)
 
     if (fflush(stdout) == 0 && !ferror(stdout))
         return status;
-    ht_error("cannot write: %s", strerror(errno));
-    return HT_CMD_FAILED;
+    return ht_fail(HT_CMD_FAILED, "cannot write: %s", strerror(errno));
 }

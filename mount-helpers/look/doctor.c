@@ -193,10 +193,8 @@ int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o)
         d->root = "";
         ht_doctor_machine(d);
     }
-    if (d == MAP_FAILED || (path && !look_in_time(d, path))) {
-        ht_error("cannot finish: %s", strerror(errno));
-        return HT_CMD_FAILED;
-    }
+    if (d == MAP_FAILED || (path && !look_in_time(d, path)))
+        return ht_fail(HT_CMD_FAILED, "cannot finish: %s", strerror(errno));
     if (!d->mount)
         ht_doctor_cgroup(d, 0, 0);
     if (o->json)

@@ -152,10 +152,8 @@ static int show_dump(const struct ht_mount_entry *m, int fd)
         return explain_silence(m, rc);
     bool whole = print_text(&text);
     ht_buf_free(&text);
-    if (rc || !whole) {
-        ht_error("%s: the dump is cut%s%s", m->point, rc ? ": " : "", rc ? strerror(-rc) : "");
-        return HT_CMD_FAILED;
-    }
+    if (rc || !whole)
+        return ht_fail(HT_CMD_FAILED, "%s: the dump is cut%s%s", m->point, rc ? ": " : "", rc ? strerror(-rc) : "");
     return HT_CMD_OK;
 }
 
@@ -166,14 +164,11 @@ int ht_cmd_dump(const char *path, const struct ht_cmd_options *o)
 
     if (rc == 0 && !ht_mount_is_hitrain(&m))
         rc = -ENOENT;
-    if (rc) {
-        ht_error("%s: %s", path, rc == -ENOENT ? "not where a hitrain store is mounted" : strerror(-rc));
-        return HT_CMD_FAILED;
-    }
-    if (geteuid() != 0) {
-        ht_error("%s: only root may see what the daemon is doing", m.point);
-        return HT_CMD_FAILED;
-    }
+    if (rc)
+        return ht_fail(HT_CMD_FAILED, "%s: %s", path,
+                       rc == -ENOENT ? "not where a hitrain store is mounted" : strerror(-rc));
+    if (geteuid() != 0)
+        return ht_fail(HT_CMD_FAILED, "%s: only root may see what the daemon is doing", m.point);
     for (int i = 0; (fd = connect_to(&m)) == -ECONNREFUSED && i < TRIES; i++)
         usleep(100000);
     if (fd < 0)

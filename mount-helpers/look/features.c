@@ -21,10 +21,8 @@ static int device_of(const char *path, char out[PATH_MAX])
     if (stat(path, &st) != 0)
         return ht_cmd_explain(path, -errno);
     bool mount = ht_mount_of_path(path, &m) == 0 && ht_mount_is_hitrain(&m) && !S_ISBLK(st.st_mode);
-    if (!mount && S_ISDIR(st.st_mode)) {
-        ht_error("%s is not on a hitrain mount; name a mount, or a device or file of a store", path);
-        return -ENOTSUP;
-    }
+    if (!mount && S_ISDIR(st.st_mode))
+        return ht_fail(-ENOTSUP, "%s is not on a hitrain mount; name a mount, or a device or file of a store", path);
     snprintf(out, PATH_MAX, "%s", mount ? m.source : path);
     return 0;
 }
@@ -130,15 +128,13 @@ int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
     if (device_of(path, device) < 0)
         return HT_CMD_FAILED;
     int rc = ht_features_read(device, &f);
-    if (rc < 0) {
-        ht_error("%s: %s", device,
-                 rc == -EMEDIUMTYPE   ? "there is no hitrain store"
-                     : rc == -EUCLEAN ? "no copy of the superblock is valid: run hitrain-fsck -n"
-                     : rc == -EINVAL  ? "it is neither a device nor a regular file"
-                     : rc == -EACCES  ? "Permission denied: run this as root"
-                                      : strerror(-rc));
-        return HT_CMD_FAILED;
-    }
+    if (rc < 0)
+        return ht_fail(HT_CMD_FAILED, "%s: %s", device,
+                       rc == -EMEDIUMTYPE   ? "there is no hitrain store"
+                           : rc == -EUCLEAN ? "no copy of the superblock is valid: run hitrain-fsck -n"
+                           : rc == -EINVAL  ? "it is neither a device nor a regular file"
+                           : rc == -EACCES  ? "Permission denied: run this as root"
+                                            : strerror(-rc));
     if (o->udev)
         put_udev(&f);
     else if (o->json)

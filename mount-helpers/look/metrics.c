@@ -296,16 +296,12 @@ static int serve_metrics(const char *point, const char *listen_at)
 {
     char host[64], port[8];
 
-    if (!ht_http_address(listen_at, host, port)) {
-        ht_error("--listen: not an address and a port, as in 127.0.0.1:9469: %s", listen_at);
-        return HT_CMD_USAGE;
-    }
+    if (!ht_http_address(listen_at, host, port))
+        return ht_fail(HT_CMD_USAGE, "--listen: not an address and a port, as in 127.0.0.1:9469: %s", listen_at);
     int fd = listen_on(host, port);
-    if (fd < 0) {
-        ht_error("cannot listen on %s: %s%s", listen_at, strerror(-fd),
-                 fd == -EADDRINUSE ? "; choose another port, or end the program that has this one" : "");
-        return HT_CMD_FAILED;
-    }
+    if (fd < 0)
+        return ht_fail(HT_CMD_FAILED, "cannot listen on %s: %s%s", listen_at, strerror(-fd),
+                       fd == -EADDRINUSE ? "; choose another port, or end the program that has this one" : "");
     ht_info("metrics of %s: http://%s%s%s:%u/metrics", point, strchr(host, ':') ? "[" : "", host,
             strchr(host, ':') ? "]" : "", port_of(fd));
     for (;;) {

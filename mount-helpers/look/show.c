@@ -481,8 +481,7 @@ static int print_table(struct reader *r)
         return report_file(r, rc);
     if (r->begun)
         return HT_CMD_OK;
-    ht_error("%s: no engine is called %s", r->folder, r->o->engine);
-    return HT_CMD_FAILED;
+    return ht_fail(HT_CMD_FAILED, "%s: no engine is called %s", r->folder, r->o->engine);
 }
 
 static int follow(struct reader *r)

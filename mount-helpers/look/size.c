@@ -14,8 +14,7 @@ static int parse_dtype(const char *word, uint8_t *out)
             *out = ht_dtype_words[i].dtype;
             return 0;
         }
-    ht_error("--dtype: not f32, bf16 or f16: %s", word);
-    return -EINVAL;
+    return ht_fail(-EINVAL, "--dtype: not f32, bf16 or f16: %s", word);
 }
 
 /* The words of --optimizer, amended by --retain and --redo. */
@@ -43,19 +42,15 @@ int ht_cmd_size(const char *path, const struct ht_cmd_options *o)
     struct ht_need need = {.elements = o->params, .tensors = o->tensors, .dtype = HT_DTYPE_F32};
     struct ht_optim_config config;
 
-    if (!o->params) {
-        ht_error("size needs --params=N, the number of parameters");
-        return HT_CMD_USAGE;
-    }
+    if (!o->params)
+        return ht_fail(HT_CMD_USAGE, "size needs --params=N, the number of parameters");
     if ((o->dtype && parse_dtype(o->dtype, &need.dtype)) || parse_words(o, &config))
         return HT_CMD_USAGE;
     if (!need.tensors)
         need.tensors = ht_need_tensors(need.elements);
     uint64_t bytes = ht_need_bytes(&need, &config);
-    if (bytes == UINT64_MAX) {
-        ht_error("no store is so large");
-        return HT_CMD_FAILED;
-    }
+    if (bytes == UINT64_MAX)
+        return ht_fail(HT_CMD_FAILED, "no store is so large");
     if (o->json)
         printf("{\"bytes\": %" PRIu64 "}\n", bytes);
     else

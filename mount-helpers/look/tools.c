@@ -29,10 +29,8 @@ static int run_program(const char *name, const char *const *words, size_t count)
     const char **argv = calloc(HT_ARRAY_SIZE(python) + count + 1, sizeof(*argv));
     int rc = find_folder(name, folder);
 
-    if (!argv) {
-        ht_error("not enough memory");
-        return HT_CMD_FAILED;
-    }
+    if (!argv)
+        return ht_fail(HT_CMD_FAILED, "not enough memory");
     memcpy(argv, python, sizeof(python));
     memcpy(argv + HT_ARRAY_SIZE(python), words, count * sizeof(*words));
     if (rc == 0)

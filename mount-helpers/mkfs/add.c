@@ -53,15 +53,13 @@ static int check_members(struct adding *a)
         there[i] = a->member[i] ? &a->sb[i] : NULL;
     int rc = ht_members_validate(there, &m);
     a->newest = a->sb[m.newest];
-    if (rc < 0) {
-        ht_error("%s: its members have not the same history; mount the store first, which says more", a->named[0].path);
-        return rc;
-    }
+    if (rc < 0)
+        return ht_fail(rc, "%s: its members have not the same history; mount the store first, which says more",
+                       a->named[0].path);
     for (unsigned i = 0; i < a->newest.device_count; i++)
-        if (!a->member[i]) {
-            ht_error("device %u of %u of the store is missing: name all members", i, a->newest.device_count);
-            return -ENODEV;
-        }
+        if (!a->member[i])
+            return ht_fail(-ENODEV, "device %u of %u of the store is missing: name all members", i,
+                           a->newest.device_count);
     return 0;
 }
 
@@ -143,10 +141,8 @@ int ht_mkfs_add(const char *const paths[], unsigned count, const struct ht_mkfs_
 {
     struct adding a = {.o = o, .count = count};
 
-    if (count >= HT_DEVICES_MAX) {
-        ht_error("%s: a store has at most %u devices, and %u are named", o->add, HT_DEVICES_MAX, count);
-        return -E2BIG;
-    }
+    if (count >= HT_DEVICES_MAX)
+        return ht_fail(-E2BIG, "%s: a store has at most %u devices, and %u are named", o->add, HT_DEVICES_MAX, count);
     for (unsigned i = 0; i < count; i++)
         a.named[i].path = paths[i];
     a.target = &a.named[count];

@@ -67,10 +67,8 @@ static int parse_chunk(const char *text, uint32_t *out)
     uint64_t bytes;
     int rc = parse_size("chunk", text, HT_SMALL_CHUNK_BYTES, HT_CHUNK_BYTES, &bytes);
 
-    if (rc == 0 && (bytes & (bytes - 1)) != 0) {
-        ht_error("--chunk=%s: must be a power of two", text);
-        return -EINVAL;
-    }
+    if (rc == 0 && (bytes & (bytes - 1)) != 0)
+        return ht_fail(-EINVAL, "--chunk=%s: must be a power of two", text);
     if (rc == 0)
         *out = (uint32_t)bytes;
     return rc;
@@ -80,15 +78,11 @@ static int parse_label(const char *text, const char **out)
 {
     size_t len = strlen(text);
 
-    if (len > HT_LABEL_BYTES) {
-        ht_error("--label: %zu bytes are too many, %u are possible", len, HT_LABEL_BYTES);
-        return -EINVAL;
-    }
+    if (len > HT_LABEL_BYTES)
+        return ht_fail(-EINVAL, "--label: %zu bytes are too many, %u are possible", len, HT_LABEL_BYTES);
     for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
-            ht_error("--label: control characters are not possible");
-            return -EINVAL;
-        }
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            return ht_fail(-EINVAL, "--label: control characters are not possible");
     }
     *out = text;
     return 0;
@@ -111,10 +105,8 @@ static int parse_word(int c, struct ht_mkfs_options *o)
     case OPT_CAPACITY:
         return note_capacity(o);
     case OPT_ADD:
-        if (o->add) {
-            ht_error("--add: one device at a time");
-            return -EINVAL;
-        }
+        if (o->add)
+            return ht_fail(-EINVAL, "--add: one device at a time");
         o->add = optarg;
         return 0;
     case OPT_LABEL:

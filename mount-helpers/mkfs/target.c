@@ -38,11 +38,8 @@ static int create_file(struct ht_mkfs_target *t, uint64_t bytes)
 {
     int fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), rc;
 
-    if (fd < 0) {
-        rc = -errno;
-        ht_error("%s: cannot create it: %s", t->path, strerror(-rc));
-        return rc;
-    }
+    if (fd < 0)
+        return ht_fail(-errno, "%s: cannot create it: %s", t->path, strerror(errno));
     rc = allocate(fd, bytes, &t->sparse);
     close(fd);
     t->created = rc == 0 || unlink(t->path) != 0; /* first: the message may need the space */
@@ -71,20 +68,15 @@ static int resize_file(struct ht_mkfs_target *t, uint64_t bytes)
 
 static int check_kind(const struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o)
 {
-    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode) && !ht_nvme_namespace_is(st)) {
-        ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", t->path);
-        return -EINVAL;
-    }
-    if (o->size_bytes != 0 && !S_ISREG(st->st_mode)) {
-        ht_error("%s is a device: --size is for regular files", t->path);
-        return -EINVAL;
-    }
-    if (o->size_bytes != 0 && !o->force) {
-        ht_error("%s exists already: --size creates a file; without it the file is formatted as it is, with --force it "
-                 "is overwritten",
-                 t->path);
-        return -EEXIST;
-    }
+    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode) && !ht_nvme_namespace_is(st))
+        return ht_fail(-EINVAL, "%s is neither a block device nor a regular file, nor an NVMe namespace", t->path);
+    if (o->size_bytes != 0 && !S_ISREG(st->st_mode))
+        return ht_fail(-EINVAL, "%s is a device: --size is for regular files", t->path);
+    if (o->size_bytes != 0 && !o->force)
+        return ht_fail(-EEXIST,
+                       "%s exists already: --size creates a file; without it the file is formatted as it is, with "
+                       "--force it is overwritten",
+                       t->path);
     return 0;
 }
 
@@ -95,8 +87,7 @@ static int check_mounted(const struct ht_mkfs_target *t)
 
     if (ht_mount_of_source(t->path, &m) != 0 || ht_mount_is_hitrain(&m))
         return 0;
-    ht_error("%s is mounted on %s: unmount it first", t->path, m.point);
-    return -EBUSY;
+    return ht_fail(-EBUSY, "%s is mounted on %s: unmount it first", t->path, m.point);
 }
 
 static bool is_same(const struct stat *a, const struct stat *b)
@@ -183,8 +174,7 @@ static int inspect_content(struct ht_mkfs_target *t, bool regular, const struct 
                 describe_store(t, rc, &sb);
             return 0;
         }
-        ht_error("%s is a member of the store already", t->path);
-        return -EEXIST;
+        return ht_fail(-EEXIST, "%s is a member of the store already", t->path);
     }
     if (rc == 0 || rc == -ENODATA || rc == -EUCLEAN || rc == -EPROTONOSUPPORT) {
         describe_store(t, rc, &sb);
@@ -215,10 +205,8 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
         rc = inspect_content(t, S_ISREG(st->st_mode), store);
     if (rc < 0)
         return rc;
-    if (t->held_something && !o->force) {
-        ht_error("%s contains %s; --force overwrites it", t->path, t->found);
-        return -EEXIST;
-    }
+    if (t->held_something && !o->force)
+        return ht_fail(-EEXIST, "%s contains %s; --force overwrites it", t->path, t->found);
     if (o->size_bytes == 0)
         return 0;
     ht_dev_close(t->dev); /* its size is read when it is opened */
@@ -234,14 +222,10 @@ int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o, cons
 
     if (rc == 0)
         return open_existing(t, &st, o, store);
-    if (rc != -ENOENT) {
-        ht_error("%s: %s", t->path, strerror(-rc));
-        return rc;
-    }
-    if (o->size_bytes == 0) {
-        ht_error("%s does not exist; --size=SIZE makes a regular file", t->path);
-        return -ENOENT;
-    }
+    if (rc != -ENOENT)
+        return ht_fail(rc, "%s: %s", t->path, strerror(-rc));
+    if (o->size_bytes == 0)
+        return ht_fail(-ENOENT, "%s does not exist; --size=SIZE makes a regular file", t->path);
     rc = create_file(t, o->size_bytes);
     return rc < 0 ? rc : hold_target(t, o);
 }
@@ -266,10 +250,8 @@ int ht_mkfs_check_distinct(const struct ht_mkfs_target *targets, unsigned count)
         if (!there)
             memset(&st[i], 0, sizeof(st[i]));
         for (unsigned k = 0; k < i; k++) {
-            if (there ? is_same(&st[i], &st[k]) : strcmp(targets[i].path, targets[k].path) == 0) {
-                ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
-                return -EINVAL;
-            }
+            if (there ? is_same(&st[i], &st[k]) : strcmp(targets[i].path, targets[k].path) == 0)
+                return ht_fail(-EINVAL, "%s and %s are the same device", targets[k].path, targets[i].path);
         }
     }
     return 0;

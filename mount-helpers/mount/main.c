@@ -96,15 +96,12 @@ static int enter_namespace(const char *namespace)
 
     snprintf(path, sizeof(path), is_pid ? "/proc/%s/ns/mnt" : "%s", namespace);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || setns(fd, CLONE_NEWNS) != 0) {
-        int err = errno;
-        ht_error("cannot enter the mount namespace %s: %s", path, strerror(err));
-        if (fd >= 0)
-            close(fd);
-        return -err;
-    }
-    close(fd);
-    return 0;
+    int rc = fd < 0 || setns(fd, CLONE_NEWNS) != 0 ? -errno : 0;
+    if (rc < 0)
+        ht_error("cannot enter the mount namespace %s: %s", path, strerror(-rc));
+    if (fd >= 0)
+        close(fd);
+    return rc;
 }
 
 static int run_daemon(const struct request *r)
@@ -113,11 +110,10 @@ static int run_daemon(const struct request *r)
     const char *options = r->options.len > 0 ? (const char *)r->options.data : NULL;
     const char *argv[] = {DAEMON, r->device, r->point, options ? "-o" : NULL, options, NULL};
 
-    if (!find_daemon(path)) {
-        ht_error("cannot find the program '" DAEMON "': it is neither beside this one nor in PATH; "
-                 "is hitrain installed completely?");
-        return EXIT_SYSTEM;
-    }
+    if (!find_daemon(path))
+        return ht_fail(EXIT_SYSTEM,
+                       "cannot find the program '" DAEMON "': it is neither beside this one nor in PATH; "
+                       "is hitrain installed completely?");
     if (r->verbose)
         printf("%s %s %s%s%s\n", path, r->device, r->point, options ? " -o " : "", options ? options : "");
     if (r->fake)
@@ -126,8 +122,7 @@ static int run_daemon(const struct request *r)
     if (r->namespace && enter_namespace(r->namespace) != 0)
         return EXIT_SYSTEM;
     execv(path, (char *const *)argv);
-    ht_error("cannot run %s: %s", path, strerror(errno));
-    return EXIT_SYSTEM;
+    return ht_fail(EXIT_SYSTEM, "cannot run %s: %s", path, strerror(errno));
 }
 
 static int add_options(struct request *r, const char *text)

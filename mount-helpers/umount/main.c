@@ -94,10 +94,8 @@ static int unmount(const struct request *r)
         ht_error("cannot run umount: %s", strerror(errno));
         _exit(EXIT_SYSTEM);
     }
-    if (child < 0) {
-        ht_error("cannot run umount: %s", strerror(errno));
-        return EXIT_SYSTEM;
-    }
+    if (child < 0)
+        return ht_fail(EXIT_SYSTEM, "cannot run umount: %s", strerror(errno));
     while (waitpid(child, &status, 0) < 0)
         if (errno != EINTR)
             return EXIT_SYSTEM;

@@ -22,3 +22,5 @@ void ht_log(enum ht_log_level level, const char *fmt, ...) HT_PRINTF(2, 3);
 #define ht_error(...) ht_log(HT_LOG_ERROR, __VA_ARGS__)
 #define ht_warn(...) ht_log(HT_LOG_WARN, __VA_ARGS__)
 #define ht_info(...) ht_log(HT_LOG_INFO, __VA_ARGS__)
+/* Says why a function fails, and is what it returns. Keeps errno, as the others do. */
+#define ht_fail(result, ...) (ht_error(__VA_ARGS__), (result))
