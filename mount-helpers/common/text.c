@@ -5,8 +5,6 @@
 
 #include <hitrain/version.h>
 
-#include "tiering/base/log.h"
-
 enum { RING = 8 };
 
 static char *next_buf(void)
@@ -84,11 +82,10 @@ void ht_print_version(const char *program)
     printf("%s (hitrain) %s\n", program, HT_VERSION);
 }
 
-void ht_print_usage_error(const char *why, const char *help_command)
+int ht_usage_hint(const char *help_command, int status)
 {
-    if (why)
-        ht_error("%s", why);
     fprintf(stderr, "Try '%s'.\n", help_command);
+    return status;
 }
 
 int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong)
@@ -98,8 +95,8 @@ int ht_option_status(int option, const char *program, const char *hint, const ch
     else if (option == 'V')
         ht_print_version(program);
     else
-        ht_print_usage_error(NULL, hint);
-    return option == 'h' || option == 'V' ? 0 : wrong;
+        return ht_usage_hint(hint, wrong);
+    return 0;
 }
 
 const struct option ht_help_and_version[] = {

@@ -4,7 +4,7 @@
 
 #include <getopt.h>
 #include <limits.h>
-#include "tiering/base/base.h"
+#include "tiering/base/log.h"
 
 enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };
 
@@ -24,8 +24,10 @@ bool ht_text_ends_with(const char *text, const char *end);
 bool ht_own_folder(unsigned levels, char out[PATH_MAX]);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);
-/* Says why a command line is wrong (NULL: getopt has said it), and which command explains the program. */
-void ht_print_usage_error(const char *why, const char *help_command);
+/* Says which command explains the program, after a wrong command line; returns its exit status. */
+int ht_usage_hint(const char *help_command, int status);
+/* The same, and why it is wrong. */
+#define ht_usage_error(help_command, status, ...) (ht_error(__VA_ARGS__), ht_usage_hint(help_command, status))
 /* The exit status after option 'h', 'V' or, with the hint, a wrong one. */
 int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong);
 /* For getopt_long: --help as -h, and --version as -V. */

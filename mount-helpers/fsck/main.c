@@ -32,12 +32,6 @@ static const char usage_text[] =
     "\n"
     "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
 
-static int usage_error(const char *why)
-{
-    ht_print_usage_error(why, hint);
-    return HT_FSCK_USAGE;
-}
-
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct ht_fsck_options *o)
 {
@@ -59,7 +53,7 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
             return ht_option_status(c, "hitrain-fsck", hint, usage_text, HT_FSCK_USAGE);
         c = c == 'a' ? 'p' : c;
         if (mode != 0 && mode != c)
-            return usage_error("only one of -n, -p (or -a) and -y is possible");
+            return ht_usage_error(hint, HT_FSCK_USAGE, "only one of -n, -p (or -a) and -y is possible");
         mode = c;
     }
 #ifdef HT_BINDIR /* of the programs of vaults */
@@ -67,11 +61,11 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
 #endif
     o->mode = mode == 'p' ? HT_FSCK_PREEN : mode == 'y' ? HT_FSCK_YES : HT_FSCK_CHECK;
     if ((o->extents || o->degraded) && o->mode != HT_FSCK_CHECK)
-        return usage_error("--extents and --degraded go with -n only");
+        return ht_usage_error(hint, HT_FSCK_USAGE, "--extents and --degraded go with -n only");
     if (o->vault && o->no_data)
-        return usage_error("--vault reads content, and --no-data reads none");
+        return ht_usage_error(hint, HT_FSCK_USAGE, "--vault reads content, and --no-data reads none");
     if (optind == argc || argc - optind > (int)HT_DEVICES_MAX)
-        return usage_error("expected the devices of one store");
+        return ht_usage_error(hint, HT_FSCK_USAGE, "expected the devices of one store");
     return -1;
 }
 

@@ -350,13 +350,7 @@ static const struct command {
      "  --engine=NAME    this engine alone\n"},
 };
 
-static int usage_error(const char *why, const char *what)
-{
-    if (why)
-        ht_error("%s%s", why, what);
-    ht_print_usage_error(NULL, "hitrainctl --help");
-    return HT_CMD_USAGE;
-}
+static const char hint[] = "hitrainctl --help";
 
 /* command NULL: of all. */
 static int put_help(const struct command *command)
@@ -392,8 +386,7 @@ static int take_option(int option, const char *value, struct ht_cmd_options *o, 
         *(bool *)((char *)o + row->given) = true;
     if (row->take(value, (char *)o + row->offset))
         return 0;
-    ht_error("--%s: not %s: %s", row->name, row->expected, value);
-    return usage_error(NULL, NULL);
+    return ht_usage_error(hint, HT_CMD_USAGE, "--%s: not %s: %s", row->name, row->expected, value);
 }
 
 /* given: OPT_BIT of each. */
@@ -406,8 +399,8 @@ static int parse_options(int argc, char **argv, struct ht_cmd_options *o, uint64
         words[i] = (struct option){option_rows[i].name, option_rows[i].expected ? required_argument : no_argument, NULL,
                                    OPT_FIRST + i};
     while (status == 0 && (c = getopt_long(argc, argv, "o:", words, NULL)) != -1)
-        status =
-            c == '?' ? usage_error(NULL, NULL) : take_option(c == 'o' ? OPT_OUTPUT : c - OPT_FIRST, optarg, o, given);
+        status = c == '?' ? ht_usage_hint(hint, HT_CMD_USAGE)
+                          : take_option(c == 'o' ? OPT_OUTPUT : c - OPT_FIRST, optarg, o, given);
     return status;
 }
 
@@ -475,30 +468,24 @@ static int run_words(int argc, char **argv)
         return HT_CMD_OK;
     }
     if (optind == argc)
-        return o.help ? put_help(NULL) : usage_error("expected a command and a path", "");
+        return o.help ? put_help(NULL) : ht_usage_error(hint, HT_CMD_USAGE, "expected a command and a path");
     command = find_command(argv[optind]);
     if (!command)
-        return usage_error("unknown command ", argv[optind]);
+        return ht_usage_error(hint, HT_CMD_USAGE, "unknown command %s", argv[optind]);
     o.command = command->name;
     if (o.help)
         return put_help(command);
-    if (misplaced(command, given)) {
-        ht_error("--%s is not for %s", misplaced(command, given), command->name);
-        return usage_error(NULL, NULL);
-    }
+    if (misplaced(command, given))
+        return ht_usage_error(hint, HT_CMD_USAGE, "--%s is not for %s", misplaced(command, given), command->name);
     if (command->verbs) {
         o.verb = argv[optind + 1];
-        if (!takes_verb(command, o.verb)) {
-            ht_error("expected: hitrainctl %s %s", command->name, command->usage);
-            return usage_error(NULL, NULL);
-        }
+        if (!takes_verb(command, o.verb))
+            return ht_usage_error(hint, HT_CMD_USAGE, "expected: hitrainctl %s %s", command->name, command->usage);
         optind++;
     }
-    if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most) {
-        ht_error("%s%s: hitrainctl %s %s", counts[command->paths].expected, argv[optind], command->name,
-                 command->usage);
-        return usage_error(NULL, NULL);
-    }
+    if (argc - optind - 1 < counts[command->paths].least || argc - optind - 1 > counts[command->paths].most)
+        return ht_usage_error(hint, HT_CMD_USAGE, "%s%s: hitrainctl %s %s", counts[command->paths].expected,
+                              argv[optind], command->name, command->usage);
     if (command->paths >= ROOT_NAME)
         o.words = argv + optind + 2;
     const char *wrong = command->wrong ? command->wrong(&o) : NULL;

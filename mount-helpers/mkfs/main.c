@@ -165,11 +165,7 @@ static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
     while ((c = getopt_long(argc, argv, "K", words, NULL)) != -1)
         if (parse_word(c, o) < 0)
             return ht_option_status(c, "mkfs.hitrain", hint, usage_text, EXIT_FAILURE);
-    if (check_words(o, (unsigned)(argc - optind)) < 0) {
-        ht_print_usage_error(NULL, hint);
-        return EXIT_FAILURE;
-    }
-    return -1;
+    return check_words(o, (unsigned)(argc - optind)) < 0 ? ht_usage_hint(hint, EXIT_FAILURE) : -1;
 }
 
 /* --------------------------------------------------------------------- format */

@@ -166,10 +166,8 @@ static int parse_options(int argc, char **argv, struct request *r, const char *o
             return ht_option_status(c, "mount.hitrain", hint, usage_text, EXIT_USAGE);
         }
     }
-    if (argc - optind != 2) {
-        ht_print_usage_error("expected a device and a mount point", hint);
-        return EXIT_USAGE;
-    }
+    if (argc - optind != 2)
+        return ht_usage_error(hint, EXIT_USAGE, "expected a device and a mount point");
     r->device = argv[optind];
     r->point = argv[optind + 1];
     return -1;

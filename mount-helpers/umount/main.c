@@ -169,10 +169,8 @@ static int parse_options(int argc, char **argv, struct request *r)
             return ht_option_status(c, "umount.hitrain", hint, usage_text, EXIT_USAGE);
         }
     }
-    if (argc - optind != 1) {
-        ht_print_usage_error("expected a mount point", hint);
-        return EXIT_USAGE;
-    }
+    if (argc - optind != 1)
+        return ht_usage_error(hint, EXIT_USAGE, "expected a mount point");
     r->point = argv[optind];
     return -1;
 }
