@@ -36,15 +36,6 @@ static const char usage_text[] =
 
 /* ------------------------------------------------------------- command line */
 
-enum {
-    OPT_SIZE = 256,
-    OPT_CAPACITY,
-    OPT_ADD,
-    OPT_LABEL,
-    OPT_CHUNK,
-    OPT_LOG_SIZE,
-};
-
 /* A size within bounds, in whole units. */
 static int parse_size(const char *word, const char *text, uint64_t least, uint64_t most, uint64_t *out)
 {
@@ -100,20 +91,20 @@ static int note_capacity(struct ht_mkfs_options *o)
 static int parse_word(int c, struct ht_mkfs_options *o)
 {
     switch (c) {
-    case OPT_SIZE:
+    case 's':
         return parse_size("size", optarg, HT_MKFS_BYTES_MIN, 1ull << 60, &o->size_bytes);
-    case OPT_CAPACITY:
+    case 'c':
         return note_capacity(o);
-    case OPT_ADD:
+    case 'a':
         if (o->add)
             return ht_fail(-EINVAL, "--add: one device at a time");
         o->add = optarg;
         return 0;
-    case OPT_LABEL:
+    case 'l':
         return parse_label(optarg, &o->label);
-    case OPT_CHUNK:
+    case 'k':
         return parse_chunk(optarg, &o->chunk_bytes);
-    case OPT_LOG_SIZE:
+    case 'g':
         return parse_size("log-size", optarg, HT_LOG_BYTES_MIN, HT_LOG_BYTES_MAX, &o->log_bytes);
     case 'K':
         o->no_discard = true;
@@ -147,12 +138,12 @@ static int check_words(const struct ht_mkfs_options *o, unsigned named)
 static int parse_options(int argc, char **argv, struct ht_mkfs_options *o)
 {
     const struct option words[] = {
-        {"size", required_argument, NULL, OPT_SIZE},
-        {"capacity", optional_argument, NULL, OPT_CAPACITY},
-        {"add", required_argument, NULL, OPT_ADD},
-        {"label", required_argument, NULL, OPT_LABEL},
-        {"chunk", required_argument, NULL, OPT_CHUNK},
-        {"log-size", required_argument, NULL, OPT_LOG_SIZE},
+        {"size", required_argument, NULL, 's'},
+        {"capacity", optional_argument, NULL, 'c'},
+        {"add", required_argument, NULL, 'a'},
+        {"label", required_argument, NULL, 'l'},
+        {"chunk", required_argument, NULL, 'k'},
+        {"log-size", required_argument, NULL, 'g'},
         {"force", no_argument, &o->force, 1},
         {"no-wait", no_argument, &o->no_wait, 1},
         {"no-discard", no_argument, &o->no_discard, 1},

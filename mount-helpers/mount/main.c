@@ -40,6 +40,7 @@ static const char usage_text[] =
 struct request {
     const char *device, *point, *namespace;
     struct ht_buf options; /* ends with a NUL; empty: none */
+    int options_rc;        /* of ht_mount_options: the first error */
     bool fake, verbose;
 };
 
@@ -125,29 +126,17 @@ static int run_daemon(const struct request *r)
     return ht_fail(EXIT_SYSTEM, "cannot run %s: %s", path, strerror(errno));
 }
 
-static int add_options(struct request *r, const char *text)
-{
-    int rc = ht_mount_options(text, &r->options);
-
-    if (rc == -ENOTSUP)
-        ht_error("%s: option 'loop' is not possible: hitrain opens regular files itself", r->point);
-    else if (rc < 0)
-        ht_error("%s", strerror(-rc));
-    return rc == 0 ? EXIT_SUCCESS : rc == -ENOMEM ? EXIT_SYSTEM : EXIT_USAGE;
-}
-
 /* ------------------------------------------------------------- command line */
 
 /* -1: go on; else the exit status. */
-static int parse_options(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
+static int parse_options(int argc, char **argv, struct request *r)
 {
     int c;
 
-    *out_opts = 0;
     while ((c = getopt_long(argc, argv, "fnsvhVo:N:t:", ht_help_and_version, NULL)) != -1) {
         switch (c) {
         case 'o':
-            opts[(*out_opts)++] = optarg;
+            r->options_rc = r->options_rc < 0 ? r->options_rc : ht_mount_options(optarg, &r->options);
             break;
         case 'N':
             r->namespace = optarg;
@@ -170,27 +159,19 @@ static int parse_options(int argc, char **argv, struct request *r, const char *o
         return ht_usage_error(hint, EXIT_USAGE, "expected a device and a mount point");
     r->device = argv[optind];
     r->point = argv[optind + 1];
-    return -1;
+    if (r->options_rc == -ENOTSUP)
+        return ht_fail(EXIT_USAGE, "%s: option 'loop' is not possible: hitrain opens regular files itself", r->point);
+    return r->options_rc < 0 ? ht_fail(EXIT_SYSTEM, "%s", strerror(-r->options_rc)) : -1;
 }
 
 int main(int argc, char **argv)
 {
     struct request r = {.options = HT_BUF_INIT};
-    const char **opts = calloc((size_t)argc + 1, sizeof(*opts));
-    size_t opt_count;
-    int status;
 
     ht_stdio_fds_open();
-    status = opts ? parse_options(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
-    if (status >= 0)
-        goto out;
-    status = EXIT_SUCCESS;
-    for (size_t i = 0; i < opt_count && status == EXIT_SUCCESS; i++)
-        status = add_options(&r, opts[i]);
-    if (status == EXIT_SUCCESS)
+    int status = parse_options(argc, argv, &r);
+    if (status < 0)
         status = run_daemon(&r);
-out:
-    free(opts);
     ht_buf_free(&r.options);
     return status;
 }
