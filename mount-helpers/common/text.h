@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.h - small pieces of text that several programs print. */
+/* text.h - what several programs print: small pieces of text, and the progress of long work. */
 #pragma once
 
 #include <getopt.h>
@@ -32,3 +32,16 @@ int ht_usage_hint(const char *help_command, int status);
 int ht_option_status(int option, const char *program, const char *hint, const char *usage, int wrong);
 /* For getopt_long: --help as -h, and --version as -V. */
 extern const struct option ht_help_and_version[];
+
+/* The progress of long work, on stderr: a bar on a terminal, else a line every few seconds. */
+struct ht_progress {
+    const char *done; /* the action on the bytes: "verified" */
+    bool on, terminal;
+    uint64_t total_bytes, done_bytes, began_ns, shown_ns;
+};
+/* wanted: also where stderr is no terminal. */
+void ht_progress_begin(struct ht_progress *p, bool wanted, const char *done, uint64_t total_bytes);
+void ht_progress_add(struct ht_progress *p, uint64_t bytes);
+/* Removes the bar, for a message or for good. */
+void ht_progress_clear(struct ht_progress *p);
+void ht_progress_end(struct ht_progress *p);

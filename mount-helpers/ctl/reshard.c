@@ -120,10 +120,8 @@ static void print(const char *root, const struct change *c, const char *text, bo
     struct ht_json j;
 
     if (!json) {
-        printf("%s: %u ranks", root, ranks);
-        printf(", %s of parameters; ", ht_size_text(c->total));
-        printf("%s get another owner", ht_size_text(c->moved));
-        printf(", and %s have to\n", ht_size_text(c->least));
+        printf("%s: %u ranks, %s of parameters; %s get another owner, and %s have to\n", root, ranks,
+               ht_size_text(c->total), ht_size_text(c->moved), ht_size_text(c->least));
         return;
     }
     ht_cmd_json_begin(&j, "path", root);

@@ -88,15 +88,10 @@ static void report_damage(struct ht_fsck *f, unsigned copy)
                                     .frame = HT_FSCK_AT(frame),
                                     .offset = HT_FSCK_AT(offset)};
 
-    if (error != 0)
-        ht_fsck_problem(f, HT_FSCK_LOG_READ, &w,
-                        "%s: log copy %u cannot be read at position %llu (byte offset %llu), frame %llu: %s", w.device,
-                        copy, (unsigned long long)pos, (unsigned long long)offset, (unsigned long long)frame,
-                        strerror(-error));
-    else
-        ht_fsck_problem(f, HT_FSCK_LOG_FRAME, &w,
-                        "%s: log copy %u is damaged at position %llu (byte offset %llu), frame %llu", w.device, copy,
-                        (unsigned long long)pos, (unsigned long long)offset, (unsigned long long)frame);
+    ht_fsck_problem(f, error ? HT_FSCK_LOG_READ : HT_FSCK_LOG_FRAME, &w,
+                    "%s: log copy %u %s at position %llu (byte offset %llu), frame %llu%s%s", w.device, copy,
+                    error ? "cannot be read" : "is damaged", (unsigned long long)pos, (unsigned long long)offset,
+                    (unsigned long long)frame, error ? ": " : "", error ? strerror(-error) : "");
 }
 
 static void report_copies(struct ht_fsck *f)

@@ -11,7 +11,6 @@
  * With --no-data only contested chunks are read: a repair must know which of two that share space is sound.
  */
 #include "mount-helpers/fsck/fsck.h"
-#include "mount-helpers/common/progress.h"
 
 #include "tiering/base/hash.h"
 #include "tiering/codec/frame.h"

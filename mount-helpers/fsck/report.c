@@ -285,15 +285,13 @@ static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const s
     ht_json_object(&f->json, NULL);
     ht_json_u64(&f->json, "object", it->oid);
     ht_json_str(&f->json, "path", owner->path);
-    if (owner->state)
-        ht_json_str(&f->json, "state", owner->state);
+    put_string(&f->json, "state", owner->state);
     ht_json_u64(&f->json, "chunk", it->index);
     ht_json_str(&f->json, "device", device);
     ht_json_u64(&f->json, "offset", offset);
     ht_json_u64(&f->json, "bytes", bytes);
     ht_json_u64(&f->json, "stored", it->stored);
-    if (it->codec == HT_CODEC_PLANES)
-        ht_json_str(&f->json, "codec", "planes");
+    put_string(&f->json, "codec", it->codec == HT_CODEC_PLANES ? "planes" : NULL);
     ht_json_end(&f->json);
 }
 

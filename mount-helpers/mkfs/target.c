@@ -16,7 +16,6 @@
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
 #include "tiering/space/super.h"
-#include "mount-helpers/common/progress.h"
 
 #define LOOKED_AT_BYTES HT_MIB /* of a regular file that nothing recognises */
 
