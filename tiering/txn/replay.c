@@ -394,10 +394,8 @@ static int undescribed(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_extent nowhere = {0};
 
-    if (!o->s->opts.leave_out) {
-        ht_error("log: object %llu has content but no description", (unsigned long long)o->oid);
-        return -EUCLEAN;
-    }
+    if (!o->s->opts.leave_out)
+        return ht_fail(-EUCLEAN, "log: object %llu has content but no description", (unsigned long long)o->oid);
     describe(o);
     return note_conflict(o, 0, &nowhere, -ENOENT);
 }
@@ -432,10 +430,9 @@ static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LO
 
 static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (!o->s->opts.leave_out) {
-        ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
-        return -EUCLEAN;
-    }
+    if (!o->s->opts.leave_out)
+        return ht_fail(-EUCLEAN, "log: object %llu has a stored chunk larger than its chunks",
+                       (unsigned long long)o->oid);
     struct ht_extent e = ht_ref_extent(&c->pub, 0);
     return note_conflict(o, index, &e, -EFBIG);
 }
@@ -581,12 +578,11 @@ static int check_unknown(const struct ht_store *s)
 
     if (!count || HT_MUTANT("types-dropped"))
         return 0;
-    if (!s->opts.read_only) {
-        ht_error("log: %llu %s of a type that this program does not know (%u), which a writer would lose; mount the "
-                 "store read-only, or use the version of hitrain that wrote it",
-                 count, count == 1 ? "record is" : "records are", u->type);
-        return -EPROTONOSUPPORT;
-    }
+    if (!s->opts.read_only)
+        return ht_fail(-EPROTONOSUPPORT,
+                       "log: %llu %s of a type that this program does not know (%u), which a writer would lose; mount "
+                       "the store read-only, or use the version of hitrain that wrote it",
+                       count, count == 1 ? "record is" : "records are", u->type);
     if (!s->opts.leave_out) /* fsck reports them itself */
         ht_warn("log: %llu %s of a type that this program does not know (%u): what they describe is not shown", count,
                 count == 1 ? "record is" : "records are", u->type);
