@@ -23,11 +23,9 @@ enum {
 
 int ht_cmd_explain(const char *path, int err)
 {
-    if (err == -ENOTCONN)
-        ht_error("%s: the daemon of this mount is gone; unmount it and mount it again", path);
-    else
-        ht_error("%s: %s", path, strerror(-err));
-    return err;
+    return ht_fail(err, "%s: %s", path,
+                   err == -ENOTCONN ? "the daemon of this mount is gone; unmount it and mount it again"
+                                    : strerror(-err));
 }
 
 int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
@@ -127,10 +125,8 @@ int ht_cmd_command(const char *path, const char *point, const char *line)
 
     snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", point);
     int rc = run_line(control, line, answer, sizeof(answer));
-    if (rc < 0 && answer[0] != '\0')
-        ht_error("%s: %s", path, answer);
-    else if (rc < 0)
-        ht_error("%s: %s", control, strerror(-rc));
+    if (rc < 0)
+        ht_error("%s: %s", answer[0] != '\0' ? path : control, answer[0] != '\0' ? answer : strerror(-rc));
     return rc;
 }
 

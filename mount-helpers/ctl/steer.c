@@ -83,11 +83,10 @@ static void report_steps(const char *path, const struct ht_cmd_options *o, const
     struct ht_json json, *j = o->json ? &json : NULL;
     char text[32];
 
-    if (j) {
+    if (j)
         ht_cmd_json_begin(j, "path", path);
-    } else {
+    else
         printf("%s: %s", path, done);
-    }
     if (j && seconds >= 0)
         ht_json_bool(j, "model_root", root);
     if (root) {

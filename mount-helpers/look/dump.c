@@ -131,16 +131,12 @@ static bool print_text(struct ht_buf *text)
 
 static int explain_silence(const struct ht_mount_entry *m, int error)
 {
-    if (error == -ECONNREFUSED)
-        ht_error(
-            "%s: no daemon answers for this mount: it has ended, it is older than this program, or it is in another "
-            "network namespace",
-            m->point);
-    else if (error == -EPERM)
-        ht_error("%s: another user's program has taken the name of its socket", m->point);
-    else
-        ht_error("%s: %s", m->point, error ? strerror(-error) : "the daemon said nothing");
-    return HT_CMD_FAILED;
+    return ht_fail(HT_CMD_FAILED, "%s: %s", m->point,
+                   error == -ECONNREFUSED ? "no daemon answers for this mount: it has ended, it is older than this "
+                                            "program, or it is in another network namespace"
+                       : error == -EPERM  ? "another user's program has taken the name of its socket"
+                       : error            ? strerror(-error)
+                                          : "the daemon said nothing");
 }
 
 static int show_dump(const struct ht_mount_entry *m, int fd)

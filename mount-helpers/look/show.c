@@ -312,20 +312,12 @@ void ht_show_line(const struct ht_column *table, bool colours, const struct ht_c
     char text[CELL_BYTES];
 
     for (const struct ht_column *c = table; c->text; c++) {
-        bool coloured = colours && c->key && strcmp(c->key, "level") == 0;
+        bool coloured = l && colours && c->key && strcmp(c->key, "level") == 0;
         text[0] = '\0';
-        c->text(l, c, text, sizeof(text));
+        if (l)
+            c->text(l, c, text, sizeof(text));
         fputs(c > table ? "  " : "", stdout);
-        put_cell(text, c->width, coloured ? colour[ht_show_level(l)] : "");
-    }
-    putchar('\n');
-}
-
-static void put_head(const struct ht_column *table)
-{
-    for (const struct ht_column *c = table; c->text; c++) {
-        fputs(c > table ? "  " : "", stdout);
-        put_cell(c->head, c->width, "");
+        put_cell(l ? text : c->head, c->width, coloured ? colour[ht_show_level(l)] : "");
     }
     putchar('\n');
 }
@@ -366,7 +358,7 @@ static void begin(struct reader *r)
     } else if (r->as_json) {
         ht_json_init_lines(&r->json, stdout);
     } else if (r->table[0].head) {
-        put_head(r->table);
+        ht_show_line(r->table, false, NULL);
     }
 }
 

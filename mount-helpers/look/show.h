@@ -27,7 +27,7 @@ struct ht_show {
 };
 
 const struct ht_show *ht_show_find(const char *command);
-/* On stdout. */
+/* On stdout. l: NULL for the heads of the columns. */
 void ht_show_line(const struct ht_column *table, bool colours, const struct ht_cmd_line *l);
 /* keys: as of a command. */
 void ht_show_json(struct ht_json *j, const char *const *keys, const struct ht_cmd_line *l);
