@@ -137,13 +137,5 @@ enum { HT_DTYPE_WORDS = sizeof(ht_dtype_words) / sizeof(ht_dtype_words[0]) };
 /* Bytes of an element of a parameter or gradient; 0: these have no such dtype. */
 static inline uint8_t ht_dtype_trained_bytes(uint8_t dtype)
 {
-    switch (dtype) {
-    case HT_DTYPE_F32:
-        return 4;
-    case HT_DTYPE_BF16:
-    case HT_DTYPE_F16:
-        return 2;
-    default:
-        return 0;
-    }
+    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 || dtype == HT_DTYPE_F16 ? 2 : 0;
 }

@@ -77,8 +77,9 @@ static int open_uncached(const char *path, uint64_t *out_bytes)
     return fd;
 }
 
-static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_super_words *out)
+static int read_copies(int fd, uint64_t bytes, struct ht_super_words *out)
 {
+    static _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES]; /* as direct I/O needs it */
     bool damaged = false, found = false;
 
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
@@ -98,19 +99,11 @@ static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_super_w
 int ht_features_read(const char *path, struct ht_super_words *out)
 {
     uint64_t bytes = 0;
-    void *block;
-    int fd = open_uncached(path, &bytes), rc;
+    int fd = open_uncached(path, &bytes);
 
     if (fd < 0)
         return fd;
-    if (bytes < HT_BLOCK_BYTES)
-        rc = -EMEDIUMTYPE;
-    else
-        rc = posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) == 0 ? 0 : -ENOMEM;
-    if (rc == 0) {
-        rc = read_copies(fd, bytes, block, out);
-        free(block);
-    }
+    int rc = bytes < HT_BLOCK_BYTES ? -EMEDIUMTYPE : read_copies(fd, bytes, out);
     close(fd);
     return rc;
 }

@@ -52,6 +52,8 @@ ht_cmd ht_cmd_size, ht_cmd_dump, ht_cmd_plan, ht_cmd_report, ht_cmd_steps;
 /* tools.c. A command that reads its own words, of which the first one is its name. */
 int ht_cmd_vault(int count, char *const *words);
 
+/* The dtype of a parameter by its word; HT_DTYPE_NONE: no parameter has such a one. */
+uint8_t ht_cmd_trained_dtype(const char *word);
 /* Begins the object of --json, with the place that it is about. */
 static inline void ht_cmd_json_begin(struct ht_json *j, const char *key, const char *place)
 {

@@ -15,16 +15,19 @@ struct change {
     uint64_t total, moved, least; /* least: no even shares of whole blocks move fewer */
 };
 
+uint8_t ht_cmd_trained_dtype(const char *word)
+{
+    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
+        if (strcasecmp(ht_dtype_words[i].word, word) == 0 && ht_dtype_trained_bytes(ht_dtype_words[i].dtype))
+            return ht_dtype_words[i].dtype;
+    return HT_DTYPE_NONE;
+}
+
 static bool is_parameter(const char *path)
 {
-    static const char *const trained[] = {"f32", "bf16", "f16"};
-    char dtype[16];
-    ssize_t n = getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype));
+    char dtype[16] = "";
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(trained); i++)
-        if (n == (ssize_t)strlen(trained[i]) && memcmp(dtype, trained[i], (size_t)n) == 0)
-            return true;
-    return false;
+    return getxattr(path, HT_XATTR_PREFIX "dtype", dtype, sizeof(dtype) - 1) > 0 && ht_cmd_trained_dtype(dtype);
 }
 
 static int add_parameter(struct change *c, uint64_t size)

@@ -7,16 +7,6 @@
 #include "optim/rules/need.h"
 #include <hitrain/words.h>
 
-static int parse_dtype(const char *word, uint8_t *out)
-{
-    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
-        if (strcasecmp(ht_dtype_words[i].word, word) == 0 && ht_dtype_trained_bytes(ht_dtype_words[i].dtype)) {
-            *out = ht_dtype_words[i].dtype;
-            return 0;
-        }
-    return ht_fail(-EINVAL, "--dtype: not f32, bf16 or f16: %s", word);
-}
-
 /* The words of --optimizer, amended by --retain and --redo. */
 static int parse_words(const struct ht_cmd_options *o, struct ht_optim_config *out)
 {
@@ -39,12 +29,15 @@ static int parse_words(const struct ht_cmd_options *o, struct ht_optim_config *o
 
 int ht_cmd_size(const char *path, const struct ht_cmd_options *o)
 {
-    struct ht_need need = {.elements = o->params, .tensors = o->tensors, .dtype = HT_DTYPE_F32};
+    const uint8_t dtype = o->dtype ? ht_cmd_trained_dtype(o->dtype) : HT_DTYPE_F32;
+    struct ht_need need = {.elements = o->params, .tensors = o->tensors, .dtype = dtype};
     struct ht_optim_config config;
 
     if (!o->params)
         return ht_fail(HT_CMD_USAGE, "size needs --params=N, the number of parameters");
-    if ((o->dtype && parse_dtype(o->dtype, &need.dtype)) || parse_words(o, &config))
+    if (!dtype)
+        return ht_fail(HT_CMD_USAGE, "--dtype: not f32, bf16 or f16: %s", o->dtype);
+    if (parse_words(o, &config))
         return HT_CMD_USAGE;
     if (!need.tensors)
         need.tensors = ht_need_tensors(need.elements);
