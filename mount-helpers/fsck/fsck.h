@@ -260,8 +260,6 @@ int ht_fsck_repair(struct ht_fsck *f) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------- run.c */
 
-/* Opens and holds the devices, for writing if something may be repaired. Reports errors. */
-int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count) HT_MUST_CHECK;
 /* All passes over f->devs, repair, and the last line, onto f->out. Returns the exit status. */
 int ht_fsck_run(struct ht_fsck *f, const char *name);
 void ht_fsck_close(struct ht_fsck *f);

@@ -69,6 +69,23 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
     return -1;
 }
 
+/* Opens and holds the devices, for writing if something may be repaired. Errors are reported, with the holder. */
+static int open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
+{
+    int flags = (f->opt.mode == HT_FSCK_CHECK ? HT_DEV_RDONLY : 0) | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
+
+    while (f->dev_count < count) {
+        const char *path = paths[f->dev_count];
+        int rc = ht_dev_open(path, flags, &f->devs[f->dev_count]);
+        if (rc == -EBUSY)
+            ht_error("%s: nothing was checked", path);
+        if (rc < 0)
+            return rc;
+        f->dev_count++;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct ht_fsck f;
@@ -79,8 +96,7 @@ int main(int argc, char **argv)
         return status;
     f.out = stdout;
     ht_json_init(&f.json, stdout);
-    /* its holder, and other errors, were reported */
-    f.failed = ht_fsck_open_devices(&f, argv + optind, (unsigned)(argc - optind)) < 0;
+    f.failed = open_devices(&f, argv + optind, (unsigned)(argc - optind)) < 0;
     status = ht_fsck_run(&f, argv[optind]);
     ht_fsck_close(&f);
     if (fflush(stdout) != 0 || ferror(stdout)) {

@@ -1,24 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c - one run: opens the devices; all passes, repair, the sums. */
+/* run.c - one run: all passes, repair, the sums. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include "tiering/space/claim.h"
-
-int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
-{
-    int flags = (f->opt.mode == HT_FSCK_CHECK ? HT_DEV_RDONLY : 0) | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
-
-    while (f->dev_count < count) {
-        const char *path = paths[f->dev_count];
-        int rc = ht_dev_open(path, flags, &f->devs[f->dev_count]);
-        if (rc == -EBUSY)
-            ht_error("%s: nothing was checked", path);
-        if (rc < 0)
-            return rc; /* its holder, and other errors, were reported */
-        f->dev_count++;
-    }
-    return 0;
-}
 
 static const struct pass {
     const char *name; /* NULL: it reports its progress itself */
