@@ -168,7 +168,6 @@ static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTI
 static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words,
                          uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t first = UINT64_MAX, last = 0;
     int rc = 0;
 
     latch_numbers(p, words);
@@ -183,13 +182,9 @@ static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, cons
         p->complete += r->added + 1 == p->root->latched.accumulate;
         if (work)
             ht_opt_range_queue(r, work);
-        if (!ht_opt_range_hidden(r)) /* a client orthogonalises, or the boundary decides */
-            continue;
-        first = ht_min_u64(first, r->index);
-        last = ht_max_u64(last, r->index);
+        if (ht_opt_range_hidden(r)) /* else a client orthogonalises, or the boundary decides */
+            *out_ticket = ht_opt_inval_range(r);
     }
-    if (first <= last)
-        *out_ticket = ht_opt_inval(p, first, last);
     return rc;
 }
 

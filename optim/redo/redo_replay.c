@@ -451,11 +451,9 @@ static void end_step(struct replay *w)
 /* Has the step the gradient of a range, and not the orthogonalised update? */
 static bool any_halfway(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (uint64_t i = 0; ht_opt_in_phases(p) && i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && r->stirred && r->state != HT_RANGE_DONE)
+    ht_opt_for_each_range(r, p)
+        if (r->stirred && r->state != HT_RANGE_DONE)
             return true;
-    }
     return false;
 }
 

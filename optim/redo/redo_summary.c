@@ -135,11 +135,9 @@ static void note_pieces(struct ht_redo *redo, uint64_t pieces)
 /* Has every range with a gradient been logged? */
 static bool all_logged(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (uint64_t i = 0; i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && (r->frozen.count || r->added) && !r->logged)
+    ht_opt_for_each_range(r, p)
+        if ((r->frozen.count || r->added) && !r->logged)
             return false;
-    }
     return true;
 }
 
