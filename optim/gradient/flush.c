@@ -444,7 +444,6 @@ int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
     struct ht_param *p = ht_opt_param_get(o, oid);
     int rc = p && p->root->id == root ? flush_gradient(p, NULL) : -ENOENT;
 
-    if (p)
-        ht_opt_param_put(p);
+    ht_opt_param_put(p);
     return rc;
 }

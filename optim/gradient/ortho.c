@@ -257,8 +257,7 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
             rc = -ESTALE;
         unlock(o);
     }
-    if (obj)
-        ht_obj_put(obj);
+    ht_obj_put(obj);
     if (rc < 0 && why)
         rc = refuse(&v, (int)rc, why);
     ht_opt_param_put(v.p);
@@ -465,8 +464,7 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
     struct visit v = {.p = ht_opt_param_get(o, oid), .what = "apply ortho"};
     int rc = v.p && v.p->root->id == root ? apply_ortho(&v, step_open) : -ENOENT;
 
-    if (v.p)
-        ht_opt_param_put(v.p);
+    ht_opt_param_put(v.p);
     return rc;
 }
 

@@ -62,11 +62,11 @@ struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid)
 
 void ht_opt_param_put(struct ht_param *p)
 {
-    struct ht_optim *o = p->o;
-
-    lock(o);
+    if (!p)
+        return;
+    lock(p->o);
     p->refs--;
-    unlock(o);
+    unlock(p->o);
 }
 
 void ht_opt_param_put_objects(struct ht_param *p)
@@ -506,8 +506,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     struct ht_param *p = ht_opt_param_get(o, oid);
 
     if (!p || p->root->id != root) {
-        if (p)
-            ht_opt_param_put(p);
+        ht_opt_param_put(p);
         return -ENOENT;
     }
     lock(o);

@@ -217,7 +217,7 @@ static inline bool ht_opt_in_phases(const struct ht_param *p)
 struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
 struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);  /* NULL: no memory */
 struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid) HT_EXCLUDES(HT_LOCK_OPTIM);
-void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM); /* NULL: nothing */
 /* Calls fn for every parameter of the root, with a reference held. */
 void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: what has become of the parameter's file. */
