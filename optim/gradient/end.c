@@ -75,47 +75,36 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_obj_unprotect(p->grad);
 }
 
-/* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
-static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    if (ht_list_empty(&root->touched))
-        return NULL;
-    struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
-    p->refs++;
-    drop_leftovers(p);
-    return p;
-}
+/* A step of a part of a replay; a step that counts for no parameter, or for those with a gradient. */
+enum end { OF_PART, SKIPPED, COUNTED, LOGGED };
 
-static void end_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+/* Each parameter with a gradient gives that back. Releases the lock in between. */
+static void end_gradients(struct ht_root *root, enum end how) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_opt_coverage_clear(p, true);
-    p->refs--;
+    while (!ht_list_empty(&root->touched)) {
+        struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
+        p->refs++;
+        drop_leftovers(p);
+        p->redo_place += how == OF_PART;
+        if (!p->gone && how >= COUNTED) {
+            p->cur.t++;
+            p->redo_steps += how == LOGGED;
+            p->stepped = true;
+        }
+        ht_opt_coverage_clear(p, true);
+        p->refs--;
+    }
+    root->open = 0;
 }
 
 void ht_opt_close_part(struct ht_root *root)
 {
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        p->redo_place++;
-        end_param(p);
-    }
-    root->open = 0;
+    end_gradients(root, OF_PART);
 }
 
 void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged)
 {
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        if (!p->gone && !skipped) {
-            p->cur.t++;
-            p->redo_steps += logged;
-            p->stepped = true;
-        }
-        end_param(p);
-    }
-    root->open = 0;
+    end_gradients(root, skipped ? SKIPPED : logged ? LOGGED : COUNTED);
     root->prepared = root->skipping = false;
     root->step++;
     root->undurable++;
