@@ -44,8 +44,10 @@ int ht_opt_coded_get(const struct ht_param *p, unsigned word, struct ht_opt_code
         out->blocks = ht_obj_get(s, p->cur.oid[word + 1]);
         all = all && out->p && out->blocks;
     }
-    if (!all)
+    if (!all) {
         ht_opt_coded_put(out);
+        *out = (struct ht_opt_coded){.obj = NULL};
+    }
     return all ? 0 : -ESTALE;
 }
 
