@@ -237,7 +237,7 @@ static int check_root(struct ht_root *root, const struct ht_redo_step *list, siz
 
     for (size_t i = 0; !rc && i < count; i++) {
         const char *why = check->is_other(check->ctx, list[i].oid) ? "its object is something else, too" : NULL;
-        struct ht_redo_summary s = {.coded = false};
+        struct ht_redo_summary s = {.version = 0};
         if (!why)
             rc = check_step(root, &list[i], &why, &s);
         if (rc == -EIO)
@@ -245,9 +245,9 @@ static int check_root(struct ht_root *root, const struct ht_redo_step *list, siz
         if (why)
             return check->report(check->ctx, root->id, list[i].step, why);
         check->steps++;
-        check->coded += s.coded && !s.sections;
-        check->sections += s.sections && !s.ortho;
-        check->ortho += s.ortho;
+        check->coded += s.version == HT_REDO_VERSION_CODED;
+        check->sections += s.version == HT_REDO_VERSION_SECTIONS;
+        check->ortho += s.version == HT_REDO_VERSION_ORTHO;
     }
     return rc;
 }
