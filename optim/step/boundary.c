@@ -409,8 +409,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
     lock(root->o);
     int rc = begin_boundary(root, by, ORTHO, &partial);
     if (rc) {
-        root->draining = root->ending;
-        notify_changed(root->o);
+        leave_boundary(root, rc);
     } else {
         root->async = true;
         root->close_open = root->open;

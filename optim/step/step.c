@@ -292,17 +292,6 @@ int ht_optim_snapshot_by(struct ht_optim *o, uint64_t id, const char *name, stru
  * at most HT_CLOSERS_MAX. Further roots wait for one. Without any thread the caller closes the step itself.
  */
 
-/* Failed updates and publications are named where they fail. */
-static void report_boundary(struct ht_root *root, int rc)
-{
-    lock(root->o);
-    bool named = root->failure;
-    unlock(root->o);
-    if (rc && rc != -ECANCELED && !named)
-        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "the step could not end: %s; step and commit try it again",
-                      strerror(-rc));
-}
-
 /* Releases the gate and the reference of the request. */
 static void close_step(struct ht_root *root)
 {
@@ -311,10 +300,12 @@ static void close_step(struct ht_root *root)
 
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     int rc = ht_opt_boundary_close(root);
-    report_boundary(root, rc);
     lock(o);
-    bool durable = root->close_durable;
+    bool durable = root->close_durable, named = root->failure; /* so are publications, where they fail */
     unlock(o);
+    if (rc && rc != -ECANCELED && !named)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "the step could not end: %s; step and commit try it again",
+                      strerror(-rc));
     rc = finish_step(root, rc, durable, NULL);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
