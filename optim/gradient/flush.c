@@ -230,14 +230,13 @@ static int check_rule(const struct ht_param *p, const struct ht_optim_config *co
 static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int err)
 {
     if (err == -EINVAL && torn != UINT64_MAX)
-        ht_opt_refuse_gradient(p, "gradient: ends inside an element at byte %llu; it is not applied",
-                               (unsigned long long)torn);
+        ht_opt_refuse_gradient(p, "gradient: ends inside an element at byte %llu; it is not applied", (ull)torn);
     else if (err == -EINVAL && part)
         ht_opt_refuse_gradient(
             p, "gradient: is longer than its shard, or the parameter has another size; it is not applied");
     else if (err == -EINVAL)
         ht_opt_refuse_gradient(p, "gradient: is not as long as the parameter (%llu bytes); it is not applied",
-                               (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+                               (ull)(p->shape.elements * p->shape.g_bytes));
     else if (err == -EBUSY)
         ht_opt_refuse_gradient(p, "gradient: its state is that of another rule; reset it first");
     else if (err == -EALREADY)

@@ -468,7 +468,7 @@ int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
     if (bytes <= whole)
         return 0;
     ht_opt_refuse_gradient(p, "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
-                           (unsigned long long)bytes, (unsigned long long)whole);
+                           (ull)bytes, (ull)whole);
     return -EINVAL;
 }
 
@@ -553,7 +553,7 @@ int ht_opt_grad_fill_holes(struct ht_grad *g)
     int rc = sized < whole ? -EINVAL : write_zeros(g, &any);
     if (rc == -EINVAL)
         ht_opt_refuse_gradient(p, "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
-                               (unsigned long long)sized, (unsigned long long)whole);
+                               (ull)sized, (ull)whole);
     if (rc || any || own)
         return rc;
     report_write_error(p, 0, whole, -EBUSY);

@@ -22,7 +22,6 @@
 #include "optim/gradient/gradient_priv.h"
 
 enum { ORTHO_BYTES = 2, CHECK_BYTES = 64 << 10, WAITING_MATRICES_MAX = 4, WAITING_BYTES_MIN = 64 << 20 };
-typedef unsigned long long ull;
 
 /* ----------------------------------------------------------------- objects */
 

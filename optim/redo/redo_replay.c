@@ -32,7 +32,6 @@ enum {
 #define TELL_NS 10000000000ull /* between two events of progress */
 #define RETRY_NS 5000000000ull /* of a replay without room; sooner if there is more */
 #define POLL_NS 100000000ull
-typedef unsigned long long ull;
 
 /* A parameter that has an opener, and took another shape for the replay. */
 struct reshaped {

@@ -11,8 +11,6 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 struct problem {
     struct ht_list link;
     const char *code;

@@ -355,11 +355,10 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
     if (err == -EDOM)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: element %llu does not round to the parameter; write the parameter first", name,
-                      (unsigned long long)w->element);
+                      (ull)w->element);
     else if (err == -ERANGE)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
-                      "state %s: element %llu is %s; state_bits=32 keeps such a value", name,
-                      (unsigned long long)w->element,
+                      "state %s: element %llu is %s; state_bits=32 keeps such a value", name, (ull)w->element,
                       ht_state_is_positive(w->layout.kind[w->word]) ? "negative, not finite, or too large"
                                                                     : "not finite, or too large");
     else if (err == -EINVAL && !strcmp(name, "step"))
@@ -367,7 +366,7 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
     else if (err == -EINVAL)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: must be whole elements of f32, within the %llu bytes that it has", name,
-                      (unsigned long long)(p->shape.elements * 4));
+                      (ull)(p->shape.elements * 4));
     else if (err == -EBUSY)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state %s: a step is open; commit or abort it first", name);
     return err == -EDOM || err == -ERANGE ? -EINVAL : err;

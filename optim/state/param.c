@@ -373,15 +373,14 @@ static int open_in_root(struct ht_root *root, const struct ht_param_desc *desc, 
     if (rc && !(ht_dtype_trained_bytes(desc->dtype) && ht_dtype_trained_bytes(desc->grad_dtype)))
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32, bf16 or f16");
     else if (rc)
-        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements",
-                      (unsigned long long)bytes);
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements", (ull)bytes);
     if (rc)
         return rc;
     rc = open_param(root, oid, &shape, out);
     if (rc == -EINVAL)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid,
                       "has %llu elements now, its optimizer state another count or dtype: reset it first",
-                      (unsigned long long)shape.elements);
+                      (ull)shape.elements);
     else if (rc == -EBUSY)
         ht_opt_refuse(
             root, HT_EVENT_GRADIENT_REFUSED, oid,

@@ -528,9 +528,8 @@ static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRE
         bool idle = !p->pending && !p->failed && ht_list_empty(&p->inflight) && ht_list_empty(&p->waiters);
         if (idle || shown++ >= DUMP_PARAMS_MAX)
             continue;
-        ht_dump_put(d, "    parameter %llu: %llu ranges pending, %llu failed%s%s\n", (unsigned long long)p->oid,
-                    (unsigned long long)p->pending, (unsigned long long)p->failed,
-                    ht_list_empty(&p->inflight) ? "" : "; its gradient is being written",
+        ht_dump_put(d, "    parameter %llu: %llu ranges pending, %llu failed%s%s\n", (ull)p->oid, (ull)p->pending,
+                    (ull)p->failed, ht_list_empty(&p->inflight) ? "" : "; its gradient is being written",
                     ht_list_empty(&p->waiters) ? "" : "; readers wait for its updates");
         ht_dump_id(d, p->oid);
     }
@@ -547,14 +546,13 @@ static bool is_idle(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 static void put_root(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_dump_put(d, "  root %llu: ", (unsigned long long)root->id);
+    ht_dump_put(d, "  root %llu: ", (ull)root->id);
     if (root->open)
-        ht_dump_put(d, "step %llu is open", (unsigned long long)root->open);
+        ht_dump_put(d, "step %llu is open", (ull)root->open);
     else
         ht_dump_put(d, "no step is open");
-    ht_dump_put(d, "; ranges: %llu pending, %llu in work; %llu bytes of gradients queued",
-                (unsigned long long)root->pending, (unsigned long long)root->running,
-                (unsigned long long)root->backlog_bytes);
+    ht_dump_put(d, "; ranges: %llu pending, %llu in work; %llu bytes of gradients queued", (ull)root->pending,
+                (ull)root->running, (ull)root->backlog_bytes);
     ht_dump_put(d, "; gate: ");
     if (root->gate)
         ht_dump_thread(d, root->gate_thread);

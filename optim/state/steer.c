@@ -11,8 +11,6 @@
  */
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 /* ------------------------------------------------------------- step numbers */
 
 void ht_opt_step_latch(struct ht_root *root, bool decided)

@@ -11,8 +11,6 @@
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 #define NS_BYTES_MAX (256ull << 20) /* of memory, for each worker */
 enum { ROOM_SHARE_MAX = 4 };        /* times as much as is needed may stay from step to step */
 

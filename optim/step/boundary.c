@@ -323,7 +323,7 @@ static void report_refused(struct ht_root *root, const struct ht_optim_steer *by
             "only a part of it has a gradient in this step: byte %llu is the first hole; write the rest, or take that "
             "back with drop, or set partial=1; abort takes back the whole step, and all below the root that is newer than the "
             "last commit",
-            (unsigned long long)partial->hole);
+            (ull)partial->hole);
 }
 
 /* The end of a boundary that had begun: on success nothing is taken off the queue until its publication. */

@@ -54,7 +54,7 @@ static void report_kept(struct ht_root *root, const struct ht_copy *k)
         char why[HT_OPTIM_ERROR_MAX] = "that name is taken";
         if (k->error != -EEXIST)
             ht_copy_explain(k, why, sizeof(why));
-        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step, why);
+        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (ull)k->step, why);
     }
     lock(o);
     struct ht_root *kept = k->error ? NULL : ht_opt_root_find(o, k->to);
@@ -487,16 +487,16 @@ static int finish_root(struct ht_root *root)
         ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
                      "logged steps could not be computed again, so all that was changed below this model since the "
                      "mount is dropped; the next mount tries again, up to step %llu",
-                     (unsigned long long)durable);
+                     (ull)durable);
     } else if (drop) {
         ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
                      "the mount ends within step %llu, which %s: all that was written below this model since step %llu "
                      "is dropped; the next mount finds step %llu",
-                     (unsigned long long)step,
+                     (ull)step,
                      failed          ? "has a failed update"
                          : half_made ? "its maker has not committed"
                                      : "has no commit",
-                     (unsigned long long)durable, (unsigned long long)durable);
+                     (ull)durable, (ull)durable);
     }
     if (unreplayed || drop)
         return 0;

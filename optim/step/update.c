@@ -548,7 +548,7 @@ static void report_failure(const struct job *j)
     uint64_t at = (uint64_t)r->index * p->shape.chunk_bytes;
 
     ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
-                  "update of bytes from %llu failed: %s; abort returns to the last commit", (unsigned long long)at,
+                  "update of bytes from %llu failed: %s; abort returns to the last commit", (ull)at,
                   j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
 }
 
