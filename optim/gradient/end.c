@@ -75,36 +75,24 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_obj_unprotect(p->grad);
 }
 
-/* A step of a part of a replay; a step that counts for no parameter, or for those with a gradient. */
-enum end { OF_PART, SKIPPED, COUNTED, LOGGED };
-
-/* Each parameter with a gradient gives that back. Releases the lock in between. */
-static void end_gradients(struct ht_root *root, enum end how) HT_REQUIRES(HT_LOCK_OPTIM)
+void ht_opt_close_step(struct ht_root *root, enum ht_step_end how)
 {
     while (!ht_list_empty(&root->touched)) {
         struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
         p->refs++;
         drop_leftovers(p);
-        p->redo_place += how == OF_PART;
-        if (!p->gone && how >= COUNTED) {
+        p->redo_place += how == HT_STEP_OF_PART;
+        if (!p->gone && how >= HT_STEP_APPLIED) {
             p->cur.t++;
-            p->redo_steps += how == LOGGED;
+            p->redo_steps += how == HT_STEP_LOGGED;
             p->stepped = true;
         }
         ht_opt_coverage_clear(p, true);
         p->refs--;
     }
     root->open = 0;
-}
-
-void ht_opt_close_part(struct ht_root *root)
-{
-    end_gradients(root, OF_PART);
-}
-
-void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged)
-{
-    end_gradients(root, skipped ? SKIPPED : logged ? LOGGED : COUNTED);
+    if (how == HT_STEP_OF_PART)
+        return;
     root->prepared = root->skipping = false;
     root->step++;
     root->undurable++;

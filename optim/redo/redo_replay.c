@@ -485,10 +485,8 @@ static int take_turn(struct replay *w, const struct turn *next)
     assert(!root->update_bytes); /* else workers would take turns near its limit */
     for (uint64_t i = 0; !rc && i < w->now->s.params; i++)
         rc = w->param[i] && !w->param[i]->gone && any_halfway(w->param[i]) ? -EUCLEAN : 0;
-    if (!rc && counts_steps(w))
-        ht_opt_close_step(root, false, true);
-    else if (!rc)
-        ht_opt_close_part(root);
+    if (!rc)
+        ht_opt_close_step(root, counts_steps(w) ? HT_STEP_LOGGED : HT_STEP_OF_PART);
     unlock(root->o);
     end_step(w);
     return rc;

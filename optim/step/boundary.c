@@ -291,8 +291,8 @@ static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_O
         rc = ht_opt_drain(root);
     if (!rc && root->open) {
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
-        bool skipped = root->skipping;
-        ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
+        bool skipped = root->skipping, logged = ht_opt_redo_count(root, skipped);
+        ht_opt_close_step(root, skipped ? HT_STEP_SKIPPED : logged ? HT_STEP_LOGGED : HT_STEP_APPLIED);
         ht_opt_delta_end(root);
     }
     if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
