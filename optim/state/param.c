@@ -439,10 +439,9 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
          */
         if (p->cur.exists && ht_opt_state_load(p))
             ht_opt_state_not_deleted(p);
-        for (unsigned i = 0; i < HT_STATES_MAX; i++) {
-            int rc = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
-            (void)rc;
-        }
+        for (unsigned i = 0; i < HT_STATES_MAX; i++)
+            if (p->state[i])
+                (void)!ht_obj_set_scope(p->state[i], 0, tx);
     }
     if (p)
         ht_opt_param_bury(p, tx);

@@ -422,12 +422,10 @@ void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *
         unlock(o); /* updates go on */
         lock(o);
         p->refs--;
-        if (p->root == r && !ht_list_empty(&p->of_sums)) {
-            p = add_slice(r, &p->of_sums, out);
-        } else { /* its sum was deleted meanwhile: begins anew */
+        bool there = p->root == r && !ht_list_empty(&p->of_sums);
+        if (!there) /* its sum was deleted meanwhile: begins anew */
             out->sum_resident_bytes = out->sum_stored_bytes = 0;
-            p = add_slice(r, r->sums.next, out);
-        }
+        p = add_slice(r, there ? &p->of_sums : r->sums.next, out);
     }
     ht_opt_root_put_locked(r);
     unlock(o);

@@ -341,26 +341,19 @@ static void *closer_main(void *arg)
     return NULL;
 }
 
-/* Locked. A closer that was woken for another root still counts as idle: then one thread more is started. */
-static void start_closer(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+/* False: there is no closer. One that was woken for another root still counts as idle: then one more is started. */
+static bool hand_over(struct ht_root *root)
 {
+    struct ht_optim *o = root->o;
     unsigned waiting = 0;
 
+    lock(o);
+    ht_list_add_tail(&o->closings, &root->closing);
     ht_list_for_each(pos, &o->closings)
         waiting++;
     if (o->closers_idle < waiting && o->closers < HT_CLOSERS_MAX &&
         pthread_create(&o->closer[o->closers], NULL, closer_main, o) == 0)
         o->closers++;
-}
-
-/* False: there is no closer. */
-static bool hand_over(struct ht_root *root)
-{
-    struct ht_optim *o = root->o;
-
-    lock(o);
-    ht_list_add_tail(&o->closings, &root->closing);
-    start_closer(o);
     bool done = o->closers > 0;
     if (!done)
         ht_list_del(&root->closing);
