@@ -232,20 +232,16 @@ void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid)
 
 /* --------------------------------------------------------------- interface */
 
-static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+int ht_opt_root_reserve(struct ht_optim *o, uint64_t id, struct ht_root **out)
 {
-    int rc = tx ? ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES) : -ENOENT;
+    int rc = ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
 
     if (rc)
         return rc;
-    struct ht_root *r = ht_opt_root_make(o, id);
-    if (!r) {
+    *out = ht_opt_root_make(o, id);
+    if (!*out)
         ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
-        return -ENOMEM;
-    }
-    r->exists = true;
-    ht_opt_put_root(ht_tx_records(tx), r);
-    return 0;
+    return *out ? 0 : -ENOMEM;
 }
 
 static void take_config(struct ht_root *r, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -264,10 +260,14 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
 
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, root);
-    if (!r || !r->exists)
-        rc = add_new(o, root, tx);
+    bool found = r && r->exists;
+    if (!found)
+        rc = tx ? ht_opt_root_reserve(o, root, &r) : -ENOENT;
+    if (!rc && !found) {
+        r->exists = true;
+        ht_opt_put_root(ht_tx_records(tx), r);
+    }
     if (!rc) {
-        r = ht_opt_root_find(o, root);
         r->published_config = *config;
         take_config(r, config);
         r->written_bytes = ht_scope_written_bytes(o->store, root);
