@@ -218,7 +218,7 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
             rc = decide_param(root, d->oid, d->grad_dtype, &want, by->why);
         ht_opt_gate_leave(root);
     }
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     return rc;
 }

@@ -187,7 +187,7 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
     bool failed = oid ? p && p->failed : root->failure || root->close_error;
     int rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : ht_opt_refuses(root);
     rc = !rc && failed ? -EIO : rc;
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     ht_opt_param_put(p);
     return rc;

@@ -132,7 +132,7 @@ void ht_opt_param_free(struct ht_param *p)
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);
-    ht_opt_root_put_locked(p->root);
+    ht_opt_root_put(p->root);
     o->meta_bytes -= sizeof(*p);
     free(p);
 }
@@ -152,20 +152,11 @@ void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx)
     ht_opt_param_free(p);
 }
 
-/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
-static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
-{
-    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
-}
-
 void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
 {
-    struct ht_param *next;
-
-    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
-        p->refs++;
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
+        p->refs++; /* the list may change while fn releases the lock, and p stays in it */
         fn(p);
-        next = next_param(root, &p->of_root);
         p->refs--;
     }
 }
@@ -285,7 +276,7 @@ static int find_or_make(struct ht_root *root, uint64_t oid, struct ht_param **ou
             ht_list_del(&p->of_sums);
             ht_list_add_tail(&root->sums, &p->of_sums);
         }
-        ht_opt_root_put_locked(p->root);
+        ht_opt_root_put(p->root);
         p->root = root;
         root->refs++;
     }
@@ -397,7 +388,9 @@ int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, stru
     if (!root)
         return -EINVAL;
     int rc = open_in_root(root, desc, out);
+    lock(o);
     ht_opt_root_put(root);
+    unlock(o);
     return rc;
 }
 

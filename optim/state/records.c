@@ -128,7 +128,7 @@ void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_
         r->refs++;
         r->publications++;
         publish_root(r, tx);
-        ht_opt_root_put_locked(r);
+        ht_opt_root_put(r);
     }
     unlock(o);
 }

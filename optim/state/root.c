@@ -70,7 +70,7 @@ struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id)
     return r;
 }
 
-void ht_opt_root_put_locked(struct ht_root *r)
+void ht_opt_root_put(struct ht_root *r)
 {
     if (--r->refs || r->exists || !ht_list_empty(&r->params))
         return;
@@ -89,16 +89,7 @@ void ht_opt_root_forget(struct ht_root *r)
     ht_list_for_each_safe(pos, next, &r->params)
         ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
     r->exists = false;
-    ht_opt_root_put_locked(r);
-}
-
-void ht_opt_root_put(struct ht_root *r)
-{
-    struct ht_optim *o = r->o;
-
-    lock(o);
-    ht_opt_root_put_locked(r);
-    unlock(o);
+    ht_opt_root_put(r);
 }
 
 void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
@@ -384,7 +375,7 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
             ht_opt_param_sweep(p, tx);
         }
         end_root(r, tx);
-        ht_opt_root_put_locked(r);
+        ht_opt_root_put(r);
     }
     unlock(o);
 }
@@ -427,7 +418,7 @@ void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *
             out->sum_resident_bytes = out->sum_stored_bytes = 0;
         p = add_slice(r, there ? &p->of_sums : r->sums.next, out);
     }
-    ht_opt_root_put_locked(r);
+    ht_opt_root_put(r);
     unlock(o);
 }
 

@@ -118,7 +118,7 @@ int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want,
         rc = take_claim(root, want, why);
         ht_opt_gate_leave(root);
     }
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     return rc;
 }

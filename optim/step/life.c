@@ -251,7 +251,7 @@ static void *recover_all(void *arg)
         unlock(o);
         recover_root(root);
         lock(o);
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     }
     unlock(o);
     return NULL;

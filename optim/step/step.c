@@ -182,9 +182,9 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_roo
         return -ENOENT;
     lock(o);
     int rc = gate(root);
-    unlock(o);
     if (rc)
         ht_opt_root_put(root);
+    unlock(o);
     *out = root;
     return rc;
 }
@@ -196,8 +196,8 @@ void ht_opt_step_leave(struct ht_root *root)
     lock(o);
     ht_opt_gate_leave(root);
     ht_opt_inval_wait(o, o->inval_issued);
-    unlock(o);
     ht_opt_root_put(root);
+    unlock(o);
 }
 
 /*
@@ -312,7 +312,7 @@ static void close_step(struct ht_root *root)
     root->close_error = rc == -ECANCELED ? 0 : rc;
     root->async = false;
     ht_opt_gate_leave(root);
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     HT_VERIFY(ht_optim_verify(o));
 }
@@ -507,7 +507,7 @@ static struct ht_root *next_root(struct ht_optim *o, struct ht_root *root)
     if (next)
         next->refs++;
     if (root)
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     unlock(o);
     return next;
 }
