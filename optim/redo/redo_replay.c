@@ -530,12 +530,11 @@ static bool turn_at(struct ht_root *root, size_t part, size_t i, struct turn *ou
 /* *told: when an event told about it. */
 static int count_replayed(struct ht_root *root, uint64_t *told)
 {
-    struct ht_redo_progress progress;
     uint64_t now = ht_now_ns();
 
     lock(root->o);
     root->redo.replayed++;
-    ht_opt_redo_progress(root, &progress);
+    struct ht_redo_progress progress = ht_opt_redo_progress(root);
     int rc = root->o->stopping ? -ECANCELED : 0;
     unlock(root->o);
     if (rc || !progress.left || now - *told < TELL_NS)

@@ -270,18 +270,16 @@ bool ht_opt_redo_ends_part(const struct ht_root *root)
 }
 
 /* All steps of all parts count alike. */
-void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out)
+struct ht_redo_progress ht_opt_redo_progress(const struct ht_root *root)
 {
     const struct ht_redo *redo = &root->redo;
     uint64_t parts = redo->parts.count ? redo->parts.count : 1, all = redo->steps * parts, done = redo->replayed;
     uint64_t ns = ht_now_ns() - redo->replay_began_ns, left = all > done ? all - done : 0;
 
-    *out = (struct ht_redo_progress){0};
     if (!redo->replaying)
-        return;
-    out->steps = redo->steps;
-    out->left = ht_div_up(left, parts);
-    out->seconds_left = done ? (ns / done * left + 999999999) / 1000000000 : 0;
+        return (struct ht_redo_progress){0};
+    uint64_t seconds = done ? (ns / done * left + 999999999) / 1000000000 : 0;
+    return (struct ht_redo_progress){redo->steps, ht_div_up(left, parts), seconds};
 }
 
 /* ------------------------------------------------------------- for readers */

@@ -430,8 +430,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         unlock(o);
         return -ENOENT;
     }
-    struct ht_redo_progress progress;
-    ht_opt_redo_progress(r, &progress);
+    struct ht_redo_progress progress = ht_opt_redo_progress(r);
     uint64_t open = r->redo.replaying ? 0 : r->open;
     *out = (struct ht_root_stat){
         .step = r->redo.replaying ? r->pub_step + r->redo.steps : r->step, /* clients have seen the last one */
