@@ -29,22 +29,17 @@
  */
 static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t first = UINT64_MAX, last = 0;
-
-    for (uint64_t i = 0; i < p->shape.range_count; i++) {
-        struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added) || (r->measured && !updates))
+    ht_opt_for_each_range(r, p) {
+        if (r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added) || (r->measured && !updates))
             continue;
         bool add = r->frozen.count && !r->part_added && ht_opt_accumulate(p->root) > 1;
         if (r->stirred) /* the second phase is a client's to begin */
             continue;
         unsigned work = !updates ? HT_WORK_MEASURE : ht_opt_in_phases(p) ? HT_WORK_MOMENTUM : HT_WORK_UPDATE;
         ht_opt_range_queue(r, work | (add ? HT_WORK_ADD : 0u));
-        first = ht_min_u64(first, i);
-        last = i;
+        if (updates && !p->root->deciding) /* else the request did it */
+            (void)ht_opt_inval_range(r);
     }
-    if (updates && first <= last && !p->root->deciding) /* else the request did it */
-        (void)ht_opt_inval(p, first, last);
 }
 
 /*
@@ -67,9 +62,8 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool left = false;
 
-    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
-        struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || !(r->frozen.count || r->added))
+    ht_opt_for_each_range(r, p) {
+        if (p->gone || !(r->frozen.count || r->added))
             continue;
         if (!r->consumed)
             ht_opt_range_drop(r);
@@ -81,47 +75,24 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         ht_obj_unprotect(p->grad);
 }
 
-/* The next parameter with a gradient gives that back, and the caller its reference; NULL: there is none. */
-static struct ht_param *drop_next(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+void ht_opt_close_step(struct ht_root *root, enum ht_step_end how)
 {
-    if (ht_list_empty(&root->touched))
-        return NULL;
-    struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
-    p->refs++;
-    drop_leftovers(p);
-    return p;
-}
-
-static void end_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    ht_opt_coverage_clear(p, true);
-    p->refs--;
-}
-
-void ht_opt_close_part(struct ht_root *root)
-{
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        p->redo_place++;
-        end_param(p);
-    }
-    root->open = 0;
-}
-
-void ht_opt_close_step(struct ht_root *root, bool skipped, bool logged)
-{
-    struct ht_param *p;
-
-    while ((p = drop_next(root))) {
-        if (!p->gone && !skipped) {
+    while (!ht_list_empty(&root->touched)) {
+        struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
+        p->refs++;
+        drop_leftovers(p);
+        p->redo_place += how == HT_STEP_OF_PART;
+        if (!p->gone && how >= HT_STEP_APPLIED) {
             p->cur.t++;
-            p->redo_steps += logged;
+            p->redo_steps += how == HT_STEP_LOGGED;
             p->stepped = true;
         }
-        end_param(p);
+        ht_opt_coverage_clear(p, true);
+        p->refs--;
     }
     root->open = 0;
+    if (how == HT_STEP_OF_PART)
+        return;
     root->prepared = root->skipping = false;
     root->step++;
     root->undurable++;
@@ -163,11 +134,10 @@ static bool param_applied(const struct ht_param *p, bool *out_running) HT_REQUIR
 {
     uint64_t taken = p->pending;
 
-    for (uint64_t i = 0; i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && range_applied(r))
+    ht_opt_for_each_range(r, p) {
+        if (range_applied(r))
             return true;
-        taken -= r && r->state == HT_RANGE_QUEUED;
+        taken -= r->state == HT_RANGE_QUEUED;
     }
     *out_running = taken > 0;
     return false;

@@ -168,7 +168,6 @@ static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTI
 static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, const struct ht_words *words,
                          uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t first = UINT64_MAX, last = 0;
     int rc = 0;
 
     latch_numbers(p, words);
@@ -183,13 +182,9 @@ static int freeze_window(struct ht_param *p, const struct ht_opt_window *w, cons
         p->complete += r->added + 1 == p->root->latched.accumulate;
         if (work)
             ht_opt_range_queue(r, work);
-        if (!ht_opt_range_hidden(r)) /* a client orthogonalises, or the boundary decides */
-            continue;
-        first = ht_min_u64(first, r->index);
-        last = ht_max_u64(last, r->index);
+        if (ht_opt_range_hidden(r)) /* else a client orthogonalises, or the boundary decides */
+            *out_ticket = ht_opt_inval_range(r);
     }
-    if (first <= last)
-        *out_ticket = ht_opt_inval(p, first, last);
     return rc;
 }
 
@@ -235,14 +230,13 @@ static int check_rule(const struct ht_param *p, const struct ht_optim_config *co
 static void report_flush_error(struct ht_param *p, bool part, uint64_t torn, int err)
 {
     if (err == -EINVAL && torn != UINT64_MAX)
-        ht_opt_refuse_gradient(p, "gradient: ends inside an element at byte %llu; it is not applied",
-                               (unsigned long long)torn);
+        ht_opt_refuse_gradient(p, "gradient: ends inside an element at byte %llu; it is not applied", (ull)torn);
     else if (err == -EINVAL && part)
         ht_opt_refuse_gradient(
             p, "gradient: is longer than its shard, or the parameter has another size; it is not applied");
     else if (err == -EINVAL)
         ht_opt_refuse_gradient(p, "gradient: is not as long as the parameter (%llu bytes); it is not applied",
-                               (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+                               (ull)(p->shape.elements * p->shape.g_bytes));
     else if (err == -EBUSY)
         ht_opt_refuse_gradient(p, "gradient: its state is that of another rule; reset it first");
     else if (err == -EALREADY)
@@ -449,7 +443,6 @@ int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
     struct ht_param *p = ht_opt_param_get(o, oid);
     int rc = p && p->root->id == root ? flush_gradient(p, NULL) : -ENOENT;
 
-    if (p)
-        ht_opt_param_put(p);
+    ht_opt_param_put(p);
     return rc;
 }

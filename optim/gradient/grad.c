@@ -313,7 +313,7 @@ static int begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_
     return rc == -EAGAIN ? -EINTR : rc;
 }
 
-static void widen_window(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_grad_refresh(g);
     if (!g->mine.end)
@@ -322,11 +322,6 @@ static void widen_window(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQ
     g->mine.end = ht_max_u64(g->mine.end, end);
     g->sized = 0;
     g->wrote = true;
-}
-
-static int count_bytes(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    widen_window(g, begin, end);
     int rc = account_add(&g->account, g->param, begin, end);
     rc = rc ? rc : set_written(g->param, begin, end, true);
     g->param->root->grad_bytes += rc ? 0 : end - begin;
@@ -468,7 +463,7 @@ int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
     if (bytes <= whole)
         return 0;
     ht_opt_refuse_gradient(p, "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
-                           (unsigned long long)bytes, (unsigned long long)whole);
+                           (ull)bytes, (ull)whole);
     return -EINVAL;
 }
 
@@ -553,7 +548,7 @@ int ht_opt_grad_fill_holes(struct ht_grad *g)
     int rc = sized < whole ? -EINVAL : write_zeros(g, &any);
     if (rc == -EINVAL)
         ht_opt_refuse_gradient(p, "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
-                               (unsigned long long)sized, (unsigned long long)whole);
+                               (ull)sized, (ull)whole);
     if (rc || any || own)
         return rc;
     report_write_error(p, 0, whole, -EBUSY);

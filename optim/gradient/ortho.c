@@ -22,7 +22,6 @@
 #include "optim/gradient/gradient_priv.h"
 
 enum { ORTHO_BYTES = 2, CHECK_BYTES = 64 << 10, WAITING_MATRICES_MAX = 4, WAITING_BYTES_MIN = 64 << 20 };
-typedef unsigned long long ull;
 
 /* ----------------------------------------------------------------- objects */
 
@@ -154,16 +153,12 @@ static int begin_visit(struct visit *v, const char **out_why) HT_REQUIRES(HT_LOC
     struct ht_param *p = v->p;
 
     int rc = ht_opt_wait_replayed(p->root);
+    if (!rc)
+        rc = ht_opt_wait_open(p->root);
     if (rc)
         return rc;
-    ht_activity_wait("the end of a step of model root", p->root->id);
-    while (p->root->draining && !p->o->stopping)
-        wait_changed(p->o);
-    ht_activity_go_on();
     v->step = p->root->open;
     v->forgotten = p->forgotten;
-    if (p->o->stopping)
-        return -ECANCELED;
     if (p->gone)
         return -ESTALE;
     *out_why = "it has no gradient in the open step";
@@ -257,8 +252,7 @@ ssize_t ht_optim_update_read(struct ht_optim *o, const struct ht_param_desc *des
             rc = -ESTALE;
         unlock(o);
     }
-    if (obj)
-        ht_obj_put(obj);
+    ht_obj_put(obj);
     if (rc < 0 && why)
         rc = refuse(&v, (int)rc, why);
     ht_opt_param_put(v.p);
@@ -465,8 +459,7 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
     struct visit v = {.p = ht_opt_param_get(o, oid), .what = "apply ortho"};
     int rc = v.p && v.p->root->id == root ? apply_ortho(&v, step_open) : -ENOENT;
 
-    if (v.p)
-        ht_opt_param_put(v.p);
+    ht_opt_param_put(v.p);
     return rc;
 }
 
@@ -474,34 +467,30 @@ int ht_optim_ortho_apply(struct ht_optim *o, uint64_t root, uint64_t oid, uint64
 
 /*
  * A worker orthogonalises, block by block. It works in memory of its own and holds no chunk, so it may wait for memory
- * of the store. Nobody else uses the two objects meanwhile: no client gives the update of such a parameter.
+ * of the store. Nobody else uses the two objects meanwhile: no client gives the update of such a parameter. The words
+ * of the step stay as they are while a range is in work.
  */
-struct job {
-    struct ht_param *p;
-    struct ht_optim_config config;
-};
-
 static bool is_unwanted(void *ctx)
 {
-    const struct job *j = ctx;
+    const struct ht_param *p = ctx;
 
-    lock(j->p->o);
-    bool unwanted = j->p->o->stopping || j->p->gone;
-    unlock(j->p->o);
+    lock(p->o);
+    bool unwanted = p->o->stopping || p->gone;
+    unlock(p->o);
     return unwanted;
 }
 
 static int compute_block(void *ctx, uint64_t first, uint32_t rows)
 {
-    struct job *j = ctx;
-    struct ht_param *p = j->p;
-    uint32_t columns = j->config.matrix.columns;
+    struct ht_param *p = ctx;
+    const struct ht_optim_config *c = &p->ortho->config;
+    uint32_t columns = c->matrix.columns;
     size_t bytes = (size_t)rows * columns * 2;
     uint16_t *u = malloc(bytes);
     ssize_t rc = u ? move_bytes(p, p->ortho->update, first * 2, u, bytes, false) : -ENOMEM;
 
     if (rc >= 0)
-        rc = ht_newton_schulz(p->o->kernels, &j->config, u, rows, columns, is_unwanted, j);
+        rc = ht_newton_schulz(p->o->kernels, c, u, rows, columns, is_unwanted, p);
     if (rc >= 0)
         rc = move_bytes(p, p->ortho->given, first * 2, u, bytes, true);
     free(u);
@@ -531,13 +520,9 @@ static void settle(struct ht_range *r, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
 void ht_opt_ortho_compute(struct ht_range *r)
 {
     struct ht_param *p = r->param;
-    struct job j = {.p = p};
+    int rc = ht_muon_each_block(&p->ortho->config, compute_block, p);
 
-    lock(p->o);
-    j.config = p->ortho->config;
-    unlock(p->o);
-    int rc = ht_muon_each_block(&j.config, compute_block, &j);
-    if (rc && !is_unwanted(&j))
+    if (rc && !is_unwanted(p))
         ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
                       "its update cannot be orthogonalised: %s; abort returns to the last commit", strerror(-rc));
     ht_obj_scratch_drop(p->ortho->update, 0, UINT64_MAX);

@@ -136,7 +136,7 @@ static ssize_t write_locked(struct ht_topk *t, uint64_t off, const void *buf, si
 
     if (off > max || len > max - off)
         return refuse_topk(t, "%zu bytes at %llu reach beyond the %llu bytes that one of this parameter can have", len,
-                           (unsigned long long)off, (unsigned long long)max);
+                           (ull)off, (ull)max);
     ssize_t n = ht_obj_write(t->spool, off, buf, len);
     if (n <= 0)
         return n;
@@ -165,13 +165,11 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t l
 static int validate_counts(struct ht_topk *t, uint64_t elements, uint64_t count) HT_REQUIRES(HT_LOCK_TOPK)
 {
     if (elements != t->elements)
-        return refuse_topk(t, "header: %llu elements, but the parameter has %llu", (unsigned long long)elements,
-                           (unsigned long long)t->elements);
+        return refuse_topk(t, "header: %llu elements, but the parameter has %llu", (ull)elements, (ull)t->elements);
     if (count > elements)
-        return refuse_topk(t, "header: %llu entries for %llu elements", (unsigned long long)count,
-                           (unsigned long long)elements);
+        return refuse_topk(t, "header: %llu entries for %llu elements", (ull)count, (ull)elements);
     if (elements > 1ull << 32)
-        return refuse_topk(t, "header: indices have 32 bits, too few for %llu elements", (unsigned long long)elements);
+        return refuse_topk(t, "header: indices have 32 bits, too few for %llu elements", (ull)elements);
     t->count = count;
     return 0;
 }
@@ -243,11 +241,10 @@ static int validate_indices(struct ht_topk *t) HT_REQUIRES(HT_LOCK_TOPK)
         for (uint64_t k = 0; !rc && k < t->entries.count; k++) {
             uint64_t at = ht_le32_load(t->entries.index + 4 * k);
             if (at >= t->elements)
-                rc = refuse_topk(t, "entry %llu: index %llu of %llu elements", (unsigned long long)(i + k),
-                                 (unsigned long long)at, (unsigned long long)t->elements);
+                rc = refuse_topk(t, "entry %llu: index %llu of %llu elements", (ull)(i + k), (ull)at, (ull)t->elements);
             else if (i + k && at <= before)
-                rc = refuse_topk(t, "entry %llu: index %llu after %llu; indices must increase",
-                                 (unsigned long long)(i + k), (unsigned long long)at, (unsigned long long)before);
+                rc = refuse_topk(t, "entry %llu: index %llu after %llu; indices must increase", (ull)(i + k), (ull)at,
+                                 (ull)before);
             before = at;
         }
     }
@@ -259,8 +256,7 @@ static int validate_topk(struct ht_topk *t, uint8_t grad_dtype) HT_REQUIRES(HT_L
     struct ht_topk_header h;
 
     if (!ht_interval_set_cover(&t->written, 0, HEADER_BYTES)) {
-        (void)refuse_topk(t, "%llu bytes are no whole header of %d", (unsigned long long)t->written_bytes,
-                          HEADER_BYTES);
+        (void)refuse_topk(t, "%llu bytes are no whole header of %d", (ull)t->written_bytes, HEADER_BYTES);
         return -EAGAIN;
     }
     int rc = ht_opt_read_all(t->spool, 0, &h, sizeof(h));

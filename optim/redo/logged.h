@@ -40,9 +40,7 @@ int ht_opt_redo_replay(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_
 struct ht_redo_summary {
     const uint8_t *param, *piece;
     uint64_t params, pieces; /* params: with their sections */
-    bool coded;              /* pieces are struct ht_disk_redo_coded */
-    bool sections;           /* parameters may have sections */
-    bool ortho;              /* pieces may be of orthogonalised updates */
+    uint32_t version;        /* HT_REDO_VERSION*: each has what the ones before it have */
 };
 struct ht_redo_param {
     uint64_t oid, steps, elements;

@@ -206,15 +206,14 @@ static int check_summary(struct redo_check *w, const char **out)
     return rc;
 }
 
-/* *out: why the step cannot be computed again; NULL: it can. *out_summary: what its version says. */
-static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out,
-                      struct ht_redo_summary *out_summary)
+/* *out: why the step cannot be computed again; NULL: it can. *out_version: of its summary; 0: it was not read. */
+static int check_step(struct ht_root *root, const struct ht_redo_step *step, const char **out, uint32_t *out_version)
 {
     struct redo_check w = {.root = root, .step = step->step, .obj = ht_obj_get(root->o->store, step->oid)};
     uint8_t *bytes = NULL;
 
     *out = NULL;
-    *out_summary = (struct ht_redo_summary){.param = NULL};
+    *out_version = 0;
     if (!w.obj)
         return 0; /* reported when the log was read */
     w.size = ht_obj_size(w.obj);
@@ -223,7 +222,7 @@ static int check_step(struct ht_root *root, const struct ht_redo_step *step, con
         *out = "its summary makes no sense";
     if (!rc)
         rc = check_summary(&w, out);
-    *out_summary = w.s;
+    *out_version = w.s.version;
     ht_obj_put(w.obj);
     free(bytes);
     return rc == -EUCLEAN ? 0 : rc;
@@ -237,17 +236,17 @@ static int check_root(struct ht_root *root, const struct ht_redo_step *list, siz
 
     for (size_t i = 0; !rc && i < count; i++) {
         const char *why = check->is_other(check->ctx, list[i].oid) ? "its object is something else, too" : NULL;
-        struct ht_redo_summary s = {.coded = false};
+        uint32_t version = 0;
         if (!why)
-            rc = check_step(root, &list[i], &why, &s);
+            rc = check_step(root, &list[i], &why, &version);
         if (rc == -EIO)
             return 0;
         if (why)
             return check->report(check->ctx, root->id, list[i].step, why);
         check->steps++;
-        check->coded += s.coded && !s.sections;
-        check->sections += s.sections && !s.ortho;
-        check->ortho += s.ortho;
+        check->coded += version == HT_REDO_VERSION_CODED;
+        check->sections += version == HT_REDO_VERSION_SECTIONS;
+        check->ortho += version == HT_REDO_VERSION_ORTHO;
     }
     return rc;
 }

@@ -59,7 +59,7 @@ static void *writer_main(void *arg)
         lock(o);
         root->redo.broken |= rc != 0 && root->redo.obj == obj;
         ht_obj_put(obj);
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     }
     unlock(o);
     return NULL;

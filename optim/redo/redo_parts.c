@@ -22,41 +22,37 @@ enum {
     ROOM_SHARE_MIN = 4, /* with less of the protected set than that part most content has no room in any order */
 };
 
-/* Of a parameter and its state, for so many elements of a range. */
-static uint64_t content_bytes(const struct ht_param_shape *shape, const struct ht_layout *layout, uint64_t elements)
+/* Of a parameter and its state: its part of the row. One without state has none. */
+static uint64_t row_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t bytes = elements * shape->p_bytes;
-
-    for (unsigned i = 0; i < layout->count; i++)
-        bytes += ht_opt_state_range_bytes(layout->kind[i], layout->form[i], elements);
-    return bytes;
+    return p->counted.param_bytes + p->counted.state_bytes;
 }
 
-/* Bytes of its part of the row; *out_range: of a whole range. A parameter without state has none. */
-static uint64_t row_bytes(const struct ht_param *p, uint64_t *out_range) HT_REQUIRES(HT_LOCK_OPTIM)
+/* Of these those of a whole range. */
+static uint64_t range_bytes(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    const struct ht_layout *l = &p->cur.layout;
     struct ht_param_shape shape;
 
-    *out_range = 0;
-    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape) || !shape.range_count)
+    if (!row_bytes(p) || ht_opt_state_shape(p, &shape))
         return 0;
-    *out_range = content_bytes(&shape, &p->cur.layout, shape.range_elements);
-    uint64_t last = ht_opt_range_elements(&shape, shape.range_count - 1);
-    return (shape.range_count - 1) * *out_range + content_bytes(&shape, &p->cur.layout, last);
+    uint64_t bytes = shape.chunk_bytes;
+    for (unsigned i = 0; i < l->count; i++)
+        bytes += ht_opt_state_range_bytes(l->kind[i], l->form[i], shape.range_elements);
+    return bytes;
 }
 
 /* Gives all parameters their place. Returns the bytes of the row. */
 static uint64_t lay_out(struct ht_root *root, uint64_t *out_largest) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t at = 0, range;
+    uint64_t at = 0;
 
     *out_largest = 0;
     ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
-        uint64_t bytes = row_bytes(p, &range);
         p->redo_at = at;
         p->redo_place = 0;
-        at += bytes;
-        *out_largest = ht_max_u64(*out_largest, ht_min_u64(range, bytes));
+        at += row_bytes(p);
+        *out_largest = ht_max_u64(*out_largest, ht_min_u64(range_bytes(p), row_bytes(p)));
     }
     return at;
 }
@@ -113,10 +109,9 @@ struct ht_redo_parts ht_opt_parts_cut(struct ht_root *root)
 
 struct ht_redo_place ht_opt_part_place(const struct ht_param *p)
 {
-    struct ht_redo_place place = {.at = p->redo_at};
+    struct ht_redo_place place = {.at = p->redo_at, .range_bytes = range_bytes(p)};
 
-    uint64_t bytes = row_bytes(p, &place.range_bytes);
-    place.ranges = bytes ? ht_div_up(bytes, place.range_bytes) : 0;
+    place.ranges = place.range_bytes ? ht_div_up(row_bytes(p), place.range_bytes) : 0;
     return place;
 }
 
@@ -133,7 +128,7 @@ size_t ht_opt_part_of(const struct ht_redo_parts *parts, struct ht_redo_place pl
 static bool lies_in(const struct ht_param *p, size_t part) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_redo *redo = &p->root->redo;
-    uint64_t begin = part * redo->parts.bytes, range, end = p->redo_at + row_bytes(p, &range);
+    uint64_t begin = part * redo->parts.bytes, end = p->redo_at + row_bytes(p);
 
     return p->redo_at < begin + redo->parts.bytes && begin < end;
 }

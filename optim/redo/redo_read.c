@@ -196,7 +196,7 @@ static int decide_section(struct ht_root *root, uint64_t oid, const struct ht_re
 
 int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_optim_steer *by)
 {
-    const struct ht_redo_summary one = {.param = d->bytes, .params = 1, .sections = true};
+    const struct ht_redo_summary one = {.param = d->bytes, .params = 1, .version = HT_REDO_VERSION_SECTIONS};
     bool section = ht_opt_redo_is_section(&one, 0);
     struct ht_redo_param want;
     struct ht_root *root;
@@ -218,7 +218,7 @@ int ht_optim_decide(struct ht_optim *o, const struct ht_decision *d, struct ht_o
             rc = decide_param(root, d->oid, d->grad_dtype, &want, by->why);
         ht_opt_gate_leave(root);
     }
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     return rc;
 }

@@ -32,7 +32,6 @@ enum {
 #define TELL_NS 10000000000ull /* between two events of progress */
 #define RETRY_NS 5000000000ull /* of a replay without room; sooner if there is more */
 #define POLL_NS 100000000ull
-typedef unsigned long long ull;
 
 /* A parameter that has an opener, and took another shape for the replay. */
 struct reshaped {
@@ -451,11 +450,9 @@ static void end_step(struct replay *w)
 /* Has the step the gradient of a range, and not the orthogonalised update? */
 static bool any_halfway(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (uint64_t i = 0; ht_opt_in_phases(p) && i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && r->stirred && r->state != HT_RANGE_DONE)
+    ht_opt_for_each_range(r, p)
+        if (r->stirred && r->state != HT_RANGE_DONE)
             return true;
-    }
     return false;
 }
 
@@ -488,10 +485,8 @@ static int take_turn(struct replay *w, const struct turn *next)
     assert(!root->update_bytes); /* else workers would take turns near its limit */
     for (uint64_t i = 0; !rc && i < w->now->s.params; i++)
         rc = w->param[i] && !w->param[i]->gone && any_halfway(w->param[i]) ? -EUCLEAN : 0;
-    if (!rc && counts_steps(w))
-        ht_opt_close_step(root, false, true);
-    else if (!rc)
-        ht_opt_close_part(root);
+    if (!rc)
+        ht_opt_close_step(root, counts_steps(w) ? HT_STEP_LOGGED : HT_STEP_OF_PART);
     unlock(root->o);
     end_step(w);
     return rc;
@@ -535,12 +530,11 @@ static bool turn_at(struct ht_root *root, size_t part, size_t i, struct turn *ou
 /* *told: when an event told about it. */
 static int count_replayed(struct ht_root *root, uint64_t *told)
 {
-    struct ht_redo_progress progress;
     uint64_t now = ht_now_ns();
 
     lock(root->o);
     root->redo.replayed++;
-    ht_opt_redo_progress(root, &progress);
+    struct ht_redo_progress progress = ht_opt_redo_progress(root);
     int rc = root->o->stopping ? -ECANCELED : 0;
     unlock(root->o);
     if (rc || !progress.left || now - *told < TELL_NS)

@@ -104,6 +104,12 @@ static uint32_t version_of(const struct ht_redo *redo)
                          : HT_REDO_VERSION;
 }
 
+/* Of a piece: one that says how its bytes are stored begins as one that does not. */
+static size_t piece_size(uint32_t version)
+{
+    return version >= HT_REDO_VERSION_CODED ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
+}
+
 static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_redo_piece *piece)
     HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -119,7 +125,7 @@ static bool put_piece(struct ht_buf *b, struct ht_root *root, const struct ht_re
     ht_le32_store(&d.piece.end, piece->end);
     ht_le32_store(&d.bytes, piece->bytes);
     ht_le32_store(&d.coding, (piece->sparse ? HT_REDO_SPARSE : HT_REDO_PLAIN) | (piece->ortho ? HT_REDO_ORTHO : 0));
-    ht_buf_put(b, &d, version_of(&root->redo) > HT_REDO_VERSION ? sizeof(d) : sizeof(d.piece));
+    ht_buf_put(b, &d, piece_size(version_of(&root->redo)));
     return true;
 }
 
@@ -135,11 +141,9 @@ static void note_pieces(struct ht_redo *redo, uint64_t pieces)
 /* Has every range with a gradient been logged? */
 static bool all_logged(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (uint64_t i = 0; i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && (r->frozen.count || r->added) && !r->logged)
+    ht_opt_for_each_range(r, p)
+        if ((r->frozen.count || r->added) && !r->logged)
             return false;
-    }
     return true;
 }
 
@@ -218,10 +222,8 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
     memcpy(&head, bytes, sizeof(head));
     uint64_t params = ht_le64_load(&head.params), pieces = ht_le64_load(&head.pieces), left = len - sizeof(head);
     uint32_t version = ht_le32_load(&head.version);
-    bool ortho = version == HT_REDO_VERSION_ORTHO, sections = ortho || version == HT_REDO_VERSION_SECTIONS;
-    bool coded = sections || version == HT_REDO_VERSION_CODED;
-    size_t piece = coded ? sizeof(struct ht_disk_redo_coded) : sizeof(struct ht_disk_redo_piece);
-    if ((version != HT_REDO_VERSION && !coded) || ht_le64_load(&head.step) != step ||
+    size_t piece = piece_size(version);
+    if (version < HT_REDO_VERSION || version > HT_REDO_VERSION_ORTHO || ht_le64_load(&head.step) != step ||
         params > left / sizeof(struct ht_disk_redo_param))
         return -EUCLEAN;
     left -= params * sizeof(struct ht_disk_redo_param);
@@ -232,9 +234,7 @@ int ht_opt_redo_parse(const uint8_t *bytes, size_t len, uint64_t step, struct ht
         .piece = bytes + sizeof(head) + params * sizeof(struct ht_disk_redo_param),
         .params = params,
         .pieces = pieces,
-        .coded = coded,
-        .sections = sections,
-        .ortho = ortho,
+        .version = version,
     };
     return params && ht_opt_redo_is_section(out, 0) ? -EUCLEAN : 0;
 }
@@ -321,7 +321,7 @@ bool ht_opt_redo_is_section(const struct ht_redo_summary *s, uint64_t i)
 {
     const uint8_t *param = s->param + i * sizeof(struct ht_disk_redo_param);
 
-    return s->sections && !param[offsetof(struct ht_disk_redo_section, no_dtype)];
+    return s->version >= HT_REDO_VERSION_SECTIONS && !param[offsetof(struct ht_disk_redo_section, no_dtype)];
 }
 
 int ht_opt_redo_section_at(const struct ht_redo_summary *s, uint64_t i, uint64_t oid, uint64_t from, uint64_t elements,
@@ -362,7 +362,8 @@ int ht_opt_redo_sections_of(const struct ht_redo_summary *s, uint64_t i, uint64_
 int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *out_param, struct ht_redo_piece *out)
 {
     struct ht_disk_redo_coded d;
-    size_t size = s->coded ? sizeof(d) : sizeof(d.piece);
+    bool coded = s->version >= HT_REDO_VERSION_CODED, ortho = s->version >= HT_REDO_VERSION_ORTHO;
+    size_t size = piece_size(s->version);
 
     memcpy(&d, s->piece + i * size, size);
     *out_param = ht_le32_load(&d.piece.param);
@@ -374,13 +375,11 @@ int ht_opt_redo_piece_at(const struct ht_redo_summary *s, uint64_t i, uint32_t *
     };
     if (*out_param >= s->params || out->begin >= out->end || ht_opt_redo_is_section(s, *out_param))
         return -EUCLEAN;
-    out->bytes = s->coded ? ht_le32_load(&d.bytes) : out->end - out->begin;
-    uint32_t coding = s->coded ? ht_le32_load(&d.coding) : HT_REDO_PLAIN;
-    out->ortho = s->ortho && (coding & HT_REDO_ORTHO);
-    coding &= s->ortho ? ~HT_REDO_ORTHO : ~0u;
+    out->bytes = coded ? ht_le32_load(&d.bytes) : out->end - out->begin;
+    uint32_t coding = coded ? ht_le32_load(&d.coding) : HT_REDO_PLAIN;
+    out->ortho = ortho && (coding & HT_REDO_ORTHO);
+    coding &= ortho ? ~HT_REDO_ORTHO : ~0u;
     out->sparse = coding == HT_REDO_SPARSE;
-    if (out->sparse)
-        return out->bytes <= HT_REDO_SPARSE_BYTES_MAX ? 0 : -EUCLEAN;
-    bool plain = coding == HT_REDO_PLAIN;
-    return plain && out->bytes == out->end - out->begin ? 0 : -EUCLEAN;
+    bool plain = coding == HT_REDO_PLAIN && out->bytes == out->end - out->begin;
+    return plain || (out->sparse && out->bytes <= HT_REDO_SPARSE_BYTES_MAX) ? 0 : -EUCLEAN;
 }

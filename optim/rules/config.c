@@ -16,7 +16,7 @@
 enum { WORD_CHARS_MAX = 128, VALUE_MAX = 192, SHOWN_MAX = 60 }; /* SHOWN_MAX: characters of a word in messages */
 typedef unsigned long long ull;
 
-enum kind { NUMBER, COUNT, BITS, FLAG, CHOICE, SPLIT };
+enum kind { NUMBER, COUNT, BITS, FLAG, CHOICE, SPLIT }; /* BITS, FLAG and CHOICE have one byte */
 
 struct word {
     const char *name;
@@ -226,10 +226,8 @@ static void set_word(const struct word *w, double value, struct ht_optim_config 
         *(double *)field = value;
     else if (w->kind == COUNT)
         *(uint32_t *)field = (uint32_t)value;
-    else if (w->kind == BITS || w->kind == CHOICE)
-        *(uint8_t *)field = (uint8_t)value;
     else
-        *(bool *)field = value != 0;
+        *(uint8_t *)field = (uint8_t)value;
 }
 
 /* seen: bit i: words[i] was there. */
@@ -260,10 +258,10 @@ static int parse_word(const struct token *t, const char *others, uint64_t *seen,
 static void copy_common(const struct ht_optim_config *from, struct ht_optim_config *to)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
-        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [BITS] = 1, [FLAG] = 1, [CHOICE] = 1};
         const struct word *w = &words[i];
+        size_t bytes = w->kind == NUMBER ? sizeof(double) : w->kind == COUNT ? sizeof(uint32_t) : 1;
         if (place_in(common_words, w->name, strlen(w->name)) >= 0)
-            memcpy((char *)to + w->offset, (const char *)from + w->offset, bytes[w->kind]);
+            memcpy((char *)to + w->offset, (const char *)from + w->offset, bytes);
     }
 }
 
@@ -363,10 +361,8 @@ static void put_value(const struct word *w, const struct ht_optim_config *c, cha
         put_number(*(const double *)field, buf);
     } else if (w->kind == COUNT) {
         snprintf(buf, VALUE_MAX, "%u", *(const uint32_t *)field);
-    } else if (w->kind == BITS) {
+    } else if (w->kind != CHOICE) {
         snprintf(buf, VALUE_MAX, "%u", *(const uint8_t *)field);
-    } else if (w->kind == FLAG) {
-        snprintf(buf, VALUE_MAX, "%d", *(const bool *)field);
     } else {
         const char *choice = w->choices;
         for (unsigned i = *(const uint8_t *)field; i; i--)

@@ -11,8 +11,6 @@
 #include "optim/state/records.h"
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 struct problem {
     struct ht_list link;
     const char *code;
@@ -25,7 +23,7 @@ void ht_opt_problems_free(struct ht_optim *o)
         free(ht_list_entry(pos, struct problem, link));
 }
 
-/* Reports the problem and refuses, or remembers it. */
+/* Reports the problem and refuses, or remembers it: 1. */
 HT_PRINTF(3, 4) static int note_problem(struct ht_optim *o, const char *code, const char *fmt, ...)
 {
     struct problem *p = calloc(1, sizeof(*p));
@@ -39,7 +37,7 @@ HT_PRINTF(3, 4) static int note_problem(struct ht_optim *o, const char *code, co
     p->code = code;
     ht_list_add_tail(&o->problems, &p->link);
     if (ht_store_leaves_out(o->store))
-        return 0;
+        return 1;
     ht_error("log: %s (%s)", p->text, code);
     return -EUCLEAN;
 }
@@ -69,20 +67,14 @@ static bool state_fits(const struct ht_param *p, unsigned i)
 /* 1: the parameter has a problem, and it was reported. */
 static int check_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    int rc;
-
-    if (!p->root->exists) {
-        rc = note_problem(p->o, "OPT-ROOT", "parameter %llu belongs to model root %llu, which is none", (ull)p->oid,
-                          (ull)p->root->id);
-        return rc ? rc : 1;
-    }
-    for (unsigned i = 0; i < p->cur.layout.count; i++) {
-        if (state_fits(p, i))
-            continue;
-        rc = note_problem(p->o, "OPT-STATE", "%s of parameter %llu (object %llu) is not as its parameter needs it",
-                          ht_state_word(p->cur.layout.kind[i]), (ull)p->oid, (ull)p->cur.oid[i]);
-        return rc ? rc : 1;
-    }
+    if (!p->root->exists)
+        return note_problem(p->o, "OPT-ROOT", "parameter %llu belongs to model root %llu, which is none", (ull)p->oid,
+                            (ull)p->root->id);
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        if (!state_fits(p, i))
+            return note_problem(p->o, "OPT-STATE",
+                                "%s of parameter %llu (object %llu) is not as its parameter needs it",
+                                ht_state_word(p->cur.layout.kind[i]), (ull)p->oid, (ull)p->cur.oid[i]);
     return 0;
 }
 
@@ -130,16 +122,16 @@ int ht_opt_check_states(struct ht_optim *o)
 
     ht_list_for_each(pos, &o->roots) {
         int one = check_redo(ht_list_entry(pos, struct ht_root, all));
-        rc = rc ? rc : one;
+        rc = rc < 0 ? rc : one;
     }
 
     ht_list_for_each_entry_safe(p, &o->params, struct ht_param, all) {
         int one = check_param(p);
         if (one > 0)
             ht_opt_param_free(p);
-        rc = rc ? rc : one < 0 ? one : 0;
+        rc = rc < 0 ? rc : one;
     }
-    return rc;
+    return rc < 0 ? rc : 0;
 }
 
 /* -------------------------------------------------------------------- fsck */

@@ -44,8 +44,10 @@ int ht_opt_coded_get(const struct ht_param *p, unsigned word, struct ht_opt_code
         out->blocks = ht_obj_get(s, p->cur.oid[word + 1]);
         all = all && out->p && out->blocks;
     }
-    if (!all)
+    if (!all) {
         ht_opt_coded_put(out);
+        *out = (struct ht_opt_coded){.obj = NULL};
+    }
     return all ? 0 : -ESTALE;
 }
 
@@ -81,14 +83,9 @@ static size_t blocks_bytes(const struct window *w)
     return ht_div_up(w->n, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
 }
 
-static int load_parameter(const struct ht_opt_coded *c, struct window *w)
-{
-    return read_padded(c->p, w->first * 2, w->p, w->n * 2);
-}
-
 static int load_masters(const struct ht_opt_coded *c, struct window *w)
 {
-    int rc = load_parameter(c, w);
+    int rc = read_padded(c->p, w->first * 2, w->p, w->n * 2);
 
     if (!rc)
         rc = read_padded(c->obj, w->first * 2, w->low, w->n * 2);
@@ -222,7 +219,7 @@ static int check(const struct ht_opt_coded *c, struct window *w, uint64_t off, c
         memcpy(&x, (const uint8_t *)buf + (e - first) * sizeof(x), sizeof(x));
         if (is_master(c) && e >= w->first + w->n) {
             place_window(c, e, end, w);
-            int rc = load_parameter(c, w);
+            int rc = read_padded(c->p, w->first * 2, w->p, w->n * 2);
             if (rc)
                 return rc;
         }

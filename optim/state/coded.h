@@ -17,7 +17,7 @@ struct ht_opt_coded {
     struct ht_obj *p, *blocks; /* of masters in two bytes: the parameter, and the facts on their blocks; else NULL */
 };
 
-/* Takes the references; the lock is held. word: place of the kind in the layout. -ESTALE: some are not there. */
+/* Takes the references; the lock is held. word: place of the kind in the layout. -ESTALE: some are not there: none. */
 int ht_opt_coded_get(const struct ht_param *p, unsigned word, struct ht_opt_coded *out) HT_MUST_CHECK;
 void ht_opt_coded_put(const struct ht_opt_coded *c);
 /* Bytes [off, off + len) of the f32; fewer at the end. Allocates some 600 KiB. */

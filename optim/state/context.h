@@ -50,6 +50,8 @@
 
 enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16, HT_AWAY_WORKERS_MAX = 4 };
 
+typedef unsigned long long ull; /* in messages */
+
 struct ht_kernels;
 struct ht_codecs;
 struct ht_delta_writer;

@@ -181,21 +181,17 @@ ssize_t ht_optim_state_read_for(struct ht_optim *o, const struct ht_param_desc *
         return 0;
     lock(o);
     rc = ht_opt_wait_replayed(p->root);
-    if (rc) {
-        unlock(o);
-        ht_opt_param_put(p);
-        return rc;
-    }
     len = ht_min_u64(len, HT_FILE_BYTES_MAX);
-    if (p->cur.exists && off < HT_FILE_BYTES_MAX)
+    if (!rc && p->cur.exists && off < HT_FILE_BYTES_MAX)
         wait_for_range(p, off, len);
-    if (p->cur.exists && !same_files(&layout, &p->cur.layout))
+    bool exists = !rc && p->cur.exists;
+    if (exists && !same_files(&layout, &p->cur.layout))
         rc = -ESTALE;
-    else if (p->cur.exists && word < file_count(&layout) && needs_view(&p->cur.layout, word))
+    else if (exists && word < file_count(&layout) && needs_view(&p->cur.layout, word))
         rc = read_view(p, word, &layout, off, buf, len);
-    else if (p->cur.exists && word < file_count(&layout))
+    else if (exists && word < file_count(&layout))
         obj = ht_obj_get(o->store, p->cur.oid[word]);
-    else if (p->cur.exists)
+    else if (exists)
         rc = read_step(p, off, buf, len);
     unlock(o);
     if (obj)
@@ -207,27 +203,23 @@ ssize_t ht_optim_state_read_for(struct ht_optim *o, const struct ht_param_desc *
 
 /* ----------------------------------------------------------------- compare */
 
-/* Locked: references to the objects of a state file; masters in two bytes have three. Returns their number. */
-static unsigned get_objects(struct ht_optim *o, const struct ht_param_desc *desc, const struct ht_layout *layout,
-                            unsigned word, struct ht_obj *out[3]) HT_REQUIRES(HT_LOCK_OPTIM)
+/* References to the objects of a state file. False: there are none. */
+static bool get_objects(struct ht_optim *o, const struct ht_param_desc *desc, const struct ht_layout *layout,
+                        unsigned word, struct ht_opt_coded *out) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     const struct ht_param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
-    bool has = p && !p->gone && p->cur.exists && ht_opt_same_layout(layout, &p->cur.layout);
-    unsigned count = 0, parts = has && layout->kind[word] == HT_STATE_MASTER_LOW ? 2 : has;
 
-    for (unsigned i = 0; i < parts; i++) {
-        out[count] = ht_obj_get(o->store, p->cur.oid[word + i]);
-        count += out[count] != NULL;
-    }
-    if (count == 2)
-        out[count++] = ht_obj_get(o->store, p->oid);
-    return count;
+    return p && !p->gone && p->cur.exists && ht_opt_same_layout(layout, &p->cur.layout) &&
+        !ht_opt_coded_get(p, word, out);
 }
 
+/* Two that are there, or none. */
 static bool same_whole(struct ht_obj *a, struct ht_obj *b)
 {
     uint64_t at = 0;
 
+    if (!a && !b)
+        return true;
     while (at != UINT64_MAX && ht_obj_same(a, b, at, &at))
         ;
     return at == UINT64_MAX && ht_obj_size(a) == ht_obj_size(b);
@@ -236,7 +228,7 @@ static bool same_whole(struct ht_obj *a, struct ht_obj *b)
 bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, const struct ht_param_desc *b,
                          const char *name, uint64_t off, uint64_t *out_end)
 {
-    struct ht_obj *x[3] = {0}, *y[3] = {0};
+    struct ht_opt_coded x = {.obj = NULL}, y = {.obj = NULL};
     struct ht_layout layout;
     int word = find_word(o, a, name, &layout);
     bool same = false;
@@ -245,19 +237,14 @@ bool ht_optim_state_same(struct ht_optim *o, const struct ht_param_desc *a, cons
     if (word < 0 || word >= (int)file_count(&layout))
         return false;
     lock(o);
-    unsigned count = get_objects(o, a, &layout, (unsigned)word, x);
-    bool both = get_objects(o, b, &layout, (unsigned)word, y) == count && count;
+    bool both = get_objects(o, a, &layout, (unsigned)word, &x) && get_objects(o, b, &layout, (unsigned)word, &y);
     unlock(o);
-    if (both && count == 1 && layout.form[word] == HT_FORM_F32)
-        same = ht_obj_same(x[0], y[0], off, out_end);
-    else if (both && count == 1)
-        same = same_whole(x[0], y[0]);
+    if (both && !needs_view(&layout, (unsigned)word))
+        same = ht_obj_same(x.obj, y.obj, off, out_end);
     else if (both)
-        same = same_whole(x[0], y[0]) && same_whole(x[1], y[1]) && same_whole(x[2], y[2]);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(x); i++) {
-        ht_obj_put(x[i]);
-        ht_obj_put(y[i]);
-    }
+        same = same_whole(x.obj, y.obj) && same_whole(x.p, y.p) && same_whole(x.blocks, y.blocks);
+    ht_opt_coded_put(&x);
+    ht_opt_coded_put(&y);
     return same;
 }
 
@@ -368,11 +355,10 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
     if (err == -EDOM)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: element %llu does not round to the parameter; write the parameter first", name,
-                      (unsigned long long)w->element);
+                      (ull)w->element);
     else if (err == -ERANGE)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
-                      "state %s: element %llu is %s; state_bits=32 keeps such a value", name,
-                      (unsigned long long)w->element,
+                      "state %s: element %llu is %s; state_bits=32 keeps such a value", name, (ull)w->element,
                       ht_state_is_positive(w->layout.kind[w->word]) ? "negative, not finite, or too large"
                                                                     : "not finite, or too large");
     else if (err == -EINVAL && !strcmp(name, "step"))
@@ -380,7 +366,7 @@ static ssize_t report_refused(const struct write *w, const char *name, ssize_t e
     else if (err == -EINVAL)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
                       "state %s: must be whole elements of f32, within the %llu bytes that it has", name,
-                      (unsigned long long)(p->shape.elements * 4));
+                      (ull)(p->shape.elements * 4));
     else if (err == -EBUSY)
         ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state %s: a step is open; commit or abort it first", name);
     return err == -EDOM || err == -ERANGE ? -EINVAL : err;
@@ -418,21 +404,17 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
 static int look_at_object(struct ht_optim *o, const struct ht_param_desc *desc, const char *name,
                           int (*fn)(void *ctx, struct ht_obj *obj), void *ctx)
 {
-    struct ht_obj *x[3] = {0};
+    struct ht_opt_coded of = {.obj = NULL};
     struct ht_layout layout;
-    int word = find_word(o, desc, name, &layout), rc = -EOPNOTSUPP;
+    int word = find_word(o, desc, name, &layout);
 
     if (word < 0)
         return word;
     lock(o);
-    unsigned count = word < (int)file_count(&layout) ? get_objects(o, desc, &layout, (unsigned)word, x) : 0;
+    bool found = word < (int)file_count(&layout) && get_objects(o, desc, &layout, (unsigned)word, &of);
     unlock(o);
-    if (!count)
-        rc = -ENOENT;
-    else if (count == 1 && layout.form[word] == HT_FORM_F32)
-        rc = fn(ctx, x[0]);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(x); i++)
-        ht_obj_put(x[i]);
+    int rc = !found ? -ENOENT : needs_view(&layout, (unsigned)word) ? -EOPNOTSUPP : fn(ctx, of.obj);
+    ht_opt_coded_put(&of);
     return rc;
 }
 

@@ -173,25 +173,23 @@ bool ht_optim_root_replaying(struct ht_optim *o, uint64_t id)
 int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
 {
     struct ht_root *root = ht_opt_root_get(o, id);
-    struct ht_param *p = oid && root ? ht_opt_param_get(o, oid) : NULL;
-    int rc = !root ? -ENOENT : 0;
 
-    if (root) {
-        lock(o);
-        ht_activity_wait("queued updates of model root", id);
-        while (is_waited_for(root, oid, p) && !o->stopping && !ht_opt_interrupted(root))
-            wait_changed(o);
-        ht_activity_go_on();
-        bool interrupted = is_waited_for(root, oid, p);
-        ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
-        bool failed = oid ? p && p->failed : root->failure || root->close_error;
-        rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : ht_opt_refuses(root);
-        rc = !rc && failed ? -EIO : rc;
-        unlock(o);
-        ht_opt_root_put(root);
-    }
-    if (p)
-        ht_opt_param_put(p);
+    if (!root)
+        return -ENOENT;
+    struct ht_param *p = oid ? ht_opt_param_get(o, oid) : NULL;
+    lock(o);
+    ht_activity_wait("queued updates of model root", id);
+    while (is_waited_for(root, oid, p) && !o->stopping && !ht_opt_interrupted(root))
+        wait_changed(o);
+    ht_activity_go_on();
+    bool interrupted = is_waited_for(root, oid, p);
+    ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
+    bool failed = oid ? p && p->failed : root->failure || root->close_error;
+    int rc = o->stopping ? -ECANCELED : interrupted ? -EINTR : ht_opt_refuses(root);
+    rc = !rc && failed ? -EIO : rc;
+    ht_opt_root_put(root);
+    unlock(o);
+    ht_opt_param_put(p);
     return rc;
 }
 

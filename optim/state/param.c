@@ -62,11 +62,11 @@ struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid)
 
 void ht_opt_param_put(struct ht_param *p)
 {
-    struct ht_optim *o = p->o;
-
-    lock(o);
+    if (!p)
+        return;
+    lock(p->o);
     p->refs--;
-    unlock(o);
+    unlock(p->o);
 }
 
 void ht_opt_param_put_objects(struct ht_param *p)
@@ -132,7 +132,7 @@ void ht_opt_param_free(struct ht_param *p)
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);
-    ht_opt_root_put_locked(p->root);
+    ht_opt_root_put(p->root);
     o->meta_bytes -= sizeof(*p);
     free(p);
 }
@@ -152,20 +152,11 @@ void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx)
     ht_opt_param_free(p);
 }
 
-/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
-static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
-{
-    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
-}
-
 void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p))
 {
-    struct ht_param *next;
-
-    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
-        p->refs++;
+    ht_list_for_each_entry(p, &root->params, struct ht_param, of_root) {
+        p->refs++; /* the list may change while fn releases the lock, and p stays in it */
         fn(p);
-        next = next_param(root, &p->of_root);
         p->refs--;
     }
 }
@@ -285,7 +276,7 @@ static int find_or_make(struct ht_root *root, uint64_t oid, struct ht_param **ou
             ht_list_del(&p->of_sums);
             ht_list_add_tail(&root->sums, &p->of_sums);
         }
-        ht_opt_root_put_locked(p->root);
+        ht_opt_root_put(p->root);
         p->root = root;
         root->refs++;
     }
@@ -373,15 +364,14 @@ static int open_in_root(struct ht_root *root, const struct ht_param_desc *desc, 
     if (rc && !(ht_dtype_trained_bytes(desc->dtype) && ht_dtype_trained_bytes(desc->grad_dtype)))
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32, bf16 or f16");
     else if (rc)
-        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements",
-                      (unsigned long long)bytes);
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements", (ull)bytes);
     if (rc)
         return rc;
     rc = open_param(root, oid, &shape, out);
     if (rc == -EINVAL)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid,
                       "has %llu elements now, its optimizer state another count or dtype: reset it first",
-                      (unsigned long long)shape.elements);
+                      (ull)shape.elements);
     else if (rc == -EBUSY)
         ht_opt_refuse(
             root, HT_EVENT_GRADIENT_REFUSED, oid,
@@ -398,7 +388,9 @@ int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, stru
     if (!root)
         return -EINVAL;
     int rc = open_in_root(root, desc, out);
+    lock(o);
     ht_opt_root_put(root);
+    unlock(o);
     return rc;
 }
 
@@ -440,10 +432,9 @@ void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, stru
          */
         if (p->cur.exists && ht_opt_state_load(p))
             ht_opt_state_not_deleted(p);
-        for (unsigned i = 0; i < HT_STATES_MAX; i++) {
-            int rc = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
-            (void)rc;
-        }
+        for (unsigned i = 0; i < HT_STATES_MAX; i++)
+            if (p->state[i])
+                (void)!ht_obj_set_scope(p->state[i], 0, tx);
     }
     if (p)
         ht_opt_param_bury(p, tx);
@@ -506,8 +497,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_op
     struct ht_param *p = ht_opt_param_get(o, oid);
 
     if (!p || p->root->id != root) {
-        if (p)
-            ht_opt_param_put(p);
+        ht_opt_param_put(p);
         return -ENOENT;
     }
     lock(o);

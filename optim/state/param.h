@@ -217,7 +217,7 @@ static inline bool ht_opt_in_phases(const struct ht_param *p)
 struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
 struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);  /* NULL: no memory */
 struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid) HT_EXCLUDES(HT_LOCK_OPTIM);
-void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM); /* NULL: nothing */
 /* Calls fn for every parameter of the root, with a reference held. */
 void ht_opt_each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: what has become of the parameter's file. */
@@ -338,6 +338,10 @@ uint64_t ht_opt_state_range_bytes(uint8_t kind, uint8_t form, uint64_t elements)
 uint64_t ht_opt_state_size(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
 uint64_t ht_opt_state_kept_bytes(const struct ht_param_shape *s, uint8_t kind, uint8_t form);
 struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index); /* NULL: never touched */
+/* The first one from index on that may have been touched; NULL: there is none. */
+struct ht_range *ht_opt_range_from(const struct ht_param *p, uint64_t index);
+#define ht_opt_for_each_range(r, p) \
+    for (struct ht_range *r = ht_opt_range_from(p, 0); r; r = ht_opt_range_from(p, r->index + 1ull))
 /* The part of gradient bytes [begin, end) that lies in the range of begin. */
 struct ht_range_piece {
     uint64_t index;
@@ -460,6 +464,10 @@ int ht_opt_drain(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void *ht_opt_helper_main(void *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Requests invalidation of ranges; returns a ticket for ht_opt_inval_wait. */
 uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM);
+static inline uint64_t ht_opt_inval_range(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return ht_opt_inval(r->param, r->index, r->index);
+}
 void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket)
     HT_REQUIRES(HT_LOCK_OPTIM); /* releases the lock while it waits */
 /*

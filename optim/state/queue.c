@@ -176,11 +176,9 @@ static void unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 
 void ht_opt_cancel(struct ht_param *p)
 {
-    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
-        struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && r->state == HT_RANGE_QUEUED)
+    ht_opt_for_each_range(r, p)
+        if (p->pending && r->state == HT_RANGE_QUEUED)
             unqueue(r);
-    }
 }
 
 /* ---------------------------------------------------------------- the next */

@@ -109,12 +109,11 @@ void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfi
 {
     double own = 0;
 
-    for (uint64_t i = 0; i < p->shape.range_count; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || !r->measured)
+    ht_opt_for_each_range(r, p) {
+        if (!r->measured)
             continue;
-        const double *span = p->squares + first_span(p, i);
-        for (uint64_t k = 0; k < span_count(p, i); k++)
+        const double *span = p->squares + first_span(p, r->index);
+        for (uint64_t k = 0; k < span_count(p, r->index); k++)
             own += span[k];
         *nonfinite += r->nonfinite;
     }
@@ -195,6 +194,14 @@ struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index)
     struct ht_range *block = index / HT_RANGE_BLOCK < p->blocks ? p->block[index / HT_RANGE_BLOCK] : NULL;
 
     return block ? &block[index % HT_RANGE_BLOCK] : NULL;
+}
+
+struct ht_range *ht_opt_range_from(const struct ht_param *p, uint64_t index)
+{
+    for (uint64_t b = index / HT_RANGE_BLOCK; b < p->blocks; index = ++b * HT_RANGE_BLOCK)
+        if (p->block[b])
+            return index < p->shape.range_count ? &p->block[b][index % HT_RANGE_BLOCK] : NULL;
+    return NULL;
 }
 
 struct ht_range_piece ht_opt_range_piece(const struct ht_param *p, uint64_t begin, uint64_t end)

@@ -128,7 +128,7 @@ void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_
         r->refs++;
         r->publications++;
         publish_root(r, tx);
-        ht_opt_root_put_locked(r);
+        ht_opt_root_put(r);
     }
     unlock(o);
 }
@@ -236,15 +236,11 @@ static void drop_copy(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM
 
 static int copy_root(struct ht_optim *o, const struct ht_root *from, struct ht_copy *k) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    int rc = ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
+    struct ht_root *to;
+    int rc = ht_opt_root_reserve(o, k->to, &to);
 
     if (rc)
         return rc;
-    struct ht_root *to = ht_opt_root_make(o, k->to);
-    if (!to) {
-        ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
-        return -ENOMEM;
-    }
     to->frozen = !k->clone;
     k->bytes += HT_OPT_ROOT_RECORD_BYTES;
     ht_list_for_each_entry(p, &from->params, struct ht_param, of_root)

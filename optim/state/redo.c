@@ -270,43 +270,39 @@ bool ht_opt_redo_ends_part(const struct ht_root *root)
 }
 
 /* All steps of all parts count alike. */
-void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out)
+struct ht_redo_progress ht_opt_redo_progress(const struct ht_root *root)
 {
     const struct ht_redo *redo = &root->redo;
     uint64_t parts = redo->parts.count ? redo->parts.count : 1, all = redo->steps * parts, done = redo->replayed;
     uint64_t ns = ht_now_ns() - redo->replay_began_ns, left = all > done ? all - done : 0;
 
-    *out = (struct ht_redo_progress){0};
     if (!redo->replaying)
-        return;
-    out->steps = redo->steps;
-    out->left = ht_div_up(left, parts);
-    out->seconds_left = done ? (ns / done * left + 999999999) / 1000000000 : 0;
+        return (struct ht_redo_progress){0};
+    uint64_t seconds = done ? (ns / done * left + 999999999) / 1000000000 : 0;
+    return (struct ht_redo_progress){redo->steps, ht_div_up(left, parts), seconds};
 }
 
 /* ------------------------------------------------------------- for readers */
 
-static void drop_oldest(struct ht_redo *redo, size_t n)
+/* The oldest go, until there are so many. */
+static void drop_oldest(struct ht_redo *redo, size_t keep)
 {
+    size_t n = redo->held_count > keep ? redo->held_count - keep : 0;
+
     for (size_t i = 0; i < n; i++)
         ht_obj_put(redo->held[i].obj);
     redo->held_count -= n;
-    memmove(redo->held, redo->held + n, redo->held_count * sizeof(*redo->held));
+    if (n)
+        memmove(redo->held, redo->held + n, redo->held_count * sizeof(*redo->held));
 }
 
-static bool room_for_held(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+static int room_for_held(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_redo *redo = &root->redo;
+    int rc = ht_array_grow((void **)&redo->held, &redo->held_max, redo->held_count + 1, sizeof(*redo->held));
 
-    if (redo->held_count < redo->held_max)
-        return true;
-    struct ht_redo_held *more = realloc(redo->held, HT_REDO_KEEP_MAX * sizeof(*more));
-    if (!more)
-        return false;
-    redo->held = more;
-    redo->held_max = HT_REDO_KEEP_MAX;
     ht_opt_redo_count_heap(root);
-    return true;
+    return rc;
 }
 
 static size_t held_wanted(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -316,10 +312,7 @@ static size_t held_wanted(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 void ht_opt_redo_trim(struct ht_root *root)
 {
-    size_t keep = held_wanted(root);
-
-    if (root->redo.held_count > keep)
-        drop_oldest(&root->redo, root->redo.held_count - keep);
+    drop_oldest(&root->redo, held_wanted(root));
 }
 
 void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, struct ht_obj *obj)
@@ -327,15 +320,12 @@ void ht_opt_redo_hold(struct ht_root *root, const struct ht_redo_step *step, str
     struct ht_redo *redo = &root->redo;
 
     if (redo->held_count && redo->held[redo->held_count - 1].step.step + 1 != step->step)
-        drop_oldest(redo, redo->held_count);
-    if (redo->held_count == HT_REDO_KEEP_MAX)
-        drop_oldest(redo, 1);
-    if (!obj || !held_wanted(root) || !redo->continued || !room_for_held(root)) {
+        drop_oldest(redo, 0);
+    drop_oldest(redo, HT_REDO_KEEP_MAX - 1);
+    if (!obj || !held_wanted(root) || !redo->continued || room_for_held(root))
         ht_obj_put(obj);
-        ht_opt_redo_trim(root);
-        return;
-    }
-    redo->held[redo->held_count++] = (struct ht_redo_held){*step, obj};
+    else
+        redo->held[redo->held_count++] = (struct ht_redo_held){*step, obj};
     ht_opt_redo_trim(root);
 }
 
@@ -355,8 +345,7 @@ void ht_opt_redo_cut(struct ht_root *root)
 {
     struct ht_redo *redo = &root->redo;
 
-    if (redo->held_count)
-        drop_oldest(redo, redo->held_count);
+    drop_oldest(redo, 0);
     redo->lineage = (ht_opt_random() ^ root->id) >> 1 | 1;
 }
 

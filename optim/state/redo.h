@@ -115,7 +115,7 @@ struct ht_redo_progress {
 
 /* 64 random bits. The clock serves where the kernel has none. */
 uint64_t ht_opt_random(void);
-void ht_opt_redo_progress(const struct ht_root *root, struct ht_redo_progress *out) HT_REQUIRES(HT_LOCK_OPTIM);
+struct ht_redo_progress ht_opt_redo_progress(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* A step opens: is it to be logged? */
 void ht_opt_redo_open(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -170,7 +170,7 @@ uint64_t ht_opt_redo_give_up(void *ctx, uint64_t bytes)
         given += bytes_of(obj);
         ht_obj_put(obj);
         ht_opt_event(HT_EVENT_STEPS_GIVEN_UP, id, "the store is full: step %llu is not kept for readers any more",
-                     (unsigned long long)step);
+                     (ull)step);
     }
     return given;
 }

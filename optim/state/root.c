@@ -70,7 +70,7 @@ struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id)
     return r;
 }
 
-void ht_opt_root_put_locked(struct ht_root *r)
+void ht_opt_root_put(struct ht_root *r)
 {
     if (--r->refs || r->exists || !ht_list_empty(&r->params))
         return;
@@ -89,16 +89,7 @@ void ht_opt_root_forget(struct ht_root *r)
     ht_list_for_each_safe(pos, next, &r->params)
         ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
     r->exists = false;
-    ht_opt_root_put_locked(r);
-}
-
-void ht_opt_root_put(struct ht_root *r)
-{
-    struct ht_optim *o = r->o;
-
-    lock(o);
-    ht_opt_root_put_locked(r);
-    unlock(o);
+    ht_opt_root_put(r);
 }
 
 void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
@@ -232,20 +223,16 @@ void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid)
 
 /* --------------------------------------------------------------- interface */
 
-static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+int ht_opt_root_reserve(struct ht_optim *o, uint64_t id, struct ht_root **out)
 {
-    int rc = tx ? ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES) : -ENOENT;
+    int rc = ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
 
     if (rc)
         return rc;
-    struct ht_root *r = ht_opt_root_make(o, id);
-    if (!r) {
+    *out = ht_opt_root_make(o, id);
+    if (!*out)
         ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
-        return -ENOMEM;
-    }
-    r->exists = true;
-    ht_opt_put_root(ht_tx_records(tx), r);
-    return 0;
+    return *out ? 0 : -ENOMEM;
 }
 
 static void take_config(struct ht_root *r, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
@@ -264,10 +251,14 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
 
     lock(o);
     struct ht_root *r = ht_opt_root_find(o, root);
-    if (!r || !r->exists)
-        rc = add_new(o, root, tx);
+    bool found = r && r->exists;
+    if (!found)
+        rc = tx ? ht_opt_root_reserve(o, root, &r) : -ENOENT;
+    if (!rc && !found) {
+        r->exists = true;
+        ht_opt_put_root(ht_tx_records(tx), r);
+    }
     if (!rc) {
-        r = ht_opt_root_find(o, root);
         r->published_config = *config;
         take_config(r, config);
         r->written_bytes = ht_scope_written_bytes(o->store, root);
@@ -384,7 +375,7 @@ void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx
             ht_opt_param_sweep(p, tx);
         }
         end_root(r, tx);
-        ht_opt_root_put_locked(r);
+        ht_opt_root_put(r);
     }
     unlock(o);
 }
@@ -422,14 +413,12 @@ void ht_optim_root_sums(struct ht_optim *o, uint64_t root, struct ht_root_stat *
         unlock(o); /* updates go on */
         lock(o);
         p->refs--;
-        if (p->root == r && !ht_list_empty(&p->of_sums)) {
-            p = add_slice(r, &p->of_sums, out);
-        } else { /* its sum was deleted meanwhile: begins anew */
+        bool there = p->root == r && !ht_list_empty(&p->of_sums);
+        if (!there) /* its sum was deleted meanwhile: begins anew */
             out->sum_resident_bytes = out->sum_stored_bytes = 0;
-            p = add_slice(r, r->sums.next, out);
-        }
+        p = add_slice(r, there ? &p->of_sums : r->sums.next, out);
     }
-    ht_opt_root_put_locked(r);
+    ht_opt_root_put(r);
     unlock(o);
 }
 
@@ -441,8 +430,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         unlock(o);
         return -ENOENT;
     }
-    struct ht_redo_progress progress;
-    ht_opt_redo_progress(r, &progress);
+    struct ht_redo_progress progress = ht_opt_redo_progress(r);
     uint64_t open = r->redo.replaying ? 0 : r->open;
     *out = (struct ht_root_stat){
         .step = r->redo.replaying ? r->pub_step + r->redo.steps : r->step, /* clients have seen the last one */
@@ -528,9 +516,8 @@ static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRE
         bool idle = !p->pending && !p->failed && ht_list_empty(&p->inflight) && ht_list_empty(&p->waiters);
         if (idle || shown++ >= DUMP_PARAMS_MAX)
             continue;
-        ht_dump_put(d, "    parameter %llu: %llu ranges pending, %llu failed%s%s\n", (unsigned long long)p->oid,
-                    (unsigned long long)p->pending, (unsigned long long)p->failed,
-                    ht_list_empty(&p->inflight) ? "" : "; its gradient is being written",
+        ht_dump_put(d, "    parameter %llu: %llu ranges pending, %llu failed%s%s\n", (ull)p->oid, (ull)p->pending,
+                    (ull)p->failed, ht_list_empty(&p->inflight) ? "" : "; its gradient is being written",
                     ht_list_empty(&p->waiters) ? "" : "; readers wait for its updates");
         ht_dump_id(d, p->oid);
     }
@@ -547,14 +534,13 @@ static bool is_idle(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 
 static void put_root(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_dump_put(d, "  root %llu: ", (unsigned long long)root->id);
+    ht_dump_put(d, "  root %llu: ", (ull)root->id);
     if (root->open)
-        ht_dump_put(d, "step %llu is open", (unsigned long long)root->open);
+        ht_dump_put(d, "step %llu is open", (ull)root->open);
     else
         ht_dump_put(d, "no step is open");
-    ht_dump_put(d, "; ranges: %llu pending, %llu in work; %llu bytes of gradients queued",
-                (unsigned long long)root->pending, (unsigned long long)root->running,
-                (unsigned long long)root->backlog_bytes);
+    ht_dump_put(d, "; ranges: %llu pending, %llu in work; %llu bytes of gradients queued", (ull)root->pending,
+                (ull)root->running, (ull)root->backlog_bytes);
     ht_dump_put(d, "; gate: ");
     if (root->gate)
         ht_dump_thread(d, root->gate_thread);

@@ -100,9 +100,10 @@ static inline bool ht_opt_deferred(const struct ht_root *root)
 
 struct ht_root *ht_opt_root_find(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
 struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
-struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id) HT_EXCLUDES(HT_LOCK_OPTIM);  /* a reference or NULL */
-void ht_opt_root_put(struct ht_root *r) HT_EXCLUDES(HT_LOCK_OPTIM);
-void ht_opt_root_put_locked(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same for one that the log is to have: with log bytes for its record. */
+int ht_opt_root_reserve(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id) HT_EXCLUDES(HT_LOCK_OPTIM); /* a reference or NULL */
+void ht_opt_root_put(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* The log has neither it nor its parameters: frees them, and the root unless it has references. */
 void ht_opt_root_forget(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* 0; -EIO, -ENOSPC: logged steps could not be computed again, or wait for space. The root's error says why. */

@@ -11,8 +11,6 @@
  */
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 /* ------------------------------------------------------------- step numbers */
 
 void ht_opt_step_latch(struct ht_root *root, bool decided)
@@ -120,7 +118,7 @@ int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want,
         rc = take_claim(root, want, why);
         ht_opt_gate_leave(root);
     }
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     return rc;
 }

@@ -11,8 +11,6 @@
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 
-typedef unsigned long long ull;
-
 #define NS_BYTES_MAX (256ull << 20) /* of memory, for each worker */
 enum { ROOM_SHARE_MAX = 4 };        /* times as much as is needed may stay from step to step */
 
@@ -187,26 +185,21 @@ int ht_opt_blocks_check(const struct ht_param *p, const struct ht_optim_config *
 
 /* ------------------------------------------------------------------ memory */
 
-static uint64_t bytes_of(size_t room)
-{
-    return sizeof(struct ht_param_sections) + room * sizeof(struct ht_param_section);
-}
-
 int ht_opt_sections_reserve(struct ht_param *p, size_t count)
 {
     if (!count || (p->sections && p->sections->room / ROOM_SHARE_MAX > count))
         ht_opt_sections_free(p);
-    uint64_t had = ht_opt_sections_bytes(p);
+    uint64_t had = ht_opt_sections_bytes(p), bytes = sizeof(*p->sections) + count * sizeof(*p->sections->of);
     if (!count || (had && count <= p->sections->room))
         return 0;
-    struct ht_param_sections *s = realloc(p->sections, bytes_of(count));
+    struct ht_param_sections *s = realloc(p->sections, bytes);
     if (!s)
         return -ENOMEM;
     if (!had)
         *s = (struct ht_param_sections){.count = 0};
     s->room = (uint32_t)count;
     p->sections = s;
-    p->o->meta_bytes += bytes_of(count) - had;
+    p->o->meta_bytes += bytes - had;
     return 0;
 }
 

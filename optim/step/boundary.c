@@ -185,13 +185,10 @@ static int measure_step(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LO
 /* Applies nothing: frozen ranges count as done. */
 static void skip_step(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched) {
-        for (uint64_t i = 0; i < p->shape.range_count; i++) {
-            struct ht_range *r = ht_opt_range_find(p, i);
-            if (r && (r->frozen.count || r->added))
+    ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched)
+        ht_opt_for_each_range(r, p)
+            if (r->frozen.count || r->added)
                 r->state = HT_RANGE_DONE;
-        }
-    }
     root->skipped++;
 }
 
@@ -212,12 +209,9 @@ static uint64_t waiting_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OP
 {
     uint64_t bytes = 0;
 
-    ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched) {
-        for (uint64_t i = 0; !p->gone && i < p->shape.range_count; i++) {
-            const struct ht_range *r = ht_opt_range_find(p, i);
-            bytes += r && r->measured ? ht_opt_range_grad_bytes(p, i) : 0;
-        }
-    }
+    ht_list_for_each_entry(p, &root->touched, const struct ht_param, touched)
+        ht_opt_for_each_range(r, p)
+            bytes += !p->gone && r->measured ? ht_opt_range_grad_bytes(p, r->index) : 0;
     return ht_opt_accumulate(root) > 1 ? 0 : bytes;
 }
 
@@ -297,8 +291,8 @@ static int end_boundary(struct ht_root *root, bool commit) HT_REQUIRES(HT_LOCK_O
         rc = ht_opt_drain(root);
     if (!rc && root->open) {
         ht_store_end_step(root->o->store, ht_opt_deferred(root));
-        bool skipped = root->skipping;
-        ht_opt_close_step(root, skipped, ht_opt_redo_count(root, skipped));
+        bool skipped = root->skipping, logged = ht_opt_redo_count(root, skipped);
+        ht_opt_close_step(root, skipped ? HT_STEP_SKIPPED : logged ? HT_STEP_LOGGED : HT_STEP_APPLIED);
         ht_opt_delta_end(root);
     }
     if (!rc && (commit || ht_opt_step_durable(root, root->undurable)))
@@ -329,7 +323,7 @@ static void report_refused(struct ht_root *root, const struct ht_optim_steer *by
             "only a part of it has a gradient in this step: byte %llu is the first hole; write the rest, or take that "
             "back with drop, or set partial=1; abort takes back the whole step, and all below the root that is newer than the "
             "last commit",
-            (unsigned long long)partial->hole);
+            (ull)partial->hole);
 }
 
 /* The end of a boundary that had begun: on success nothing is taken off the queue until its publication. */
@@ -385,24 +379,9 @@ int ht_opt_prepare(struct ht_root *root, struct ht_optim_steer *by)
 
 /* ------------------------------------------------------------ asynchronous */
 
-/* The ranges of p that the boundary will update and that no worker has: the kernel is to drop what it has cached. */
-static uint64_t hide_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
-{
-    uint64_t first = UINT64_MAX, last = 0;
-
-    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
-        const struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || !ht_opt_range_decided_later(r) || (r->work & HT_WORK_UPDATE))
-            continue;
-        first = ht_min_u64(first, i);
-        last = i;
-    }
-    return first <= last ? ht_opt_inval(p, first, last) : 0;
-}
-
 /*
- * From now on reads of ranges that the step will update wait for that. Without clipping, skipping and partial coverage
- * all of these are queued already.
+ * From now on reads of ranges that the step will update wait for that, and the kernel is to drop what it has cached of
+ * those that no worker has. Without clipping, skipping and partial coverage all of these are queued already.
  */
 static uint64_t hide_touched(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -411,10 +390,10 @@ static uint64_t hide_touched(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->deciding = root->open && !root->prepared && (ht_opt_deferred(root) || root->allow_partial);
     if (!root->deciding)
         return 0;
-    ht_list_for_each(pos, &root->touched) {
-        uint64_t t = hide_param(ht_list_entry(pos, struct ht_param, touched));
-        ticket = ht_max_u64(ticket, t);
-    }
+    ht_list_for_each_entry(p, &root->touched, struct ht_param, touched)
+        ht_opt_for_each_range(r, p)
+            if (!p->gone && ht_opt_range_decided_later(r) && !(r->work & HT_WORK_UPDATE))
+                ticket = ht_max_u64(ticket, ht_opt_inval_range(r));
     return ticket;
 }
 
@@ -430,8 +409,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
     lock(root->o);
     int rc = begin_boundary(root, by, ORTHO, &partial);
     if (rc) {
-        root->draining = root->ending;
-        notify_changed(root->o);
+        leave_boundary(root, rc);
     } else {
         root->async = true;
         root->close_open = root->open;

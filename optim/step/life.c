@@ -14,7 +14,6 @@
 
 enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
 enum { WORKERS_LEND_MIN = 2 };   /* one may do background work, another one is free */
-typedef unsigned long long ull;
 #define UNIT_PERIOD_NS UINT64_C(1000000000)
 enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
 
@@ -252,7 +251,7 @@ static void *recover_all(void *arg)
         unlock(o);
         recover_root(root);
         lock(o);
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     }
     unlock(o);
     return NULL;

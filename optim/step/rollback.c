@@ -113,7 +113,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     uint64_t step = root->durable_step;
     unlock(o);
     if (!rc) {
-        ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "the model is back at step %llu", (unsigned long long)step);
+        ht_opt_event(HT_EVENT_STEP_ABORTED, root->id, "the model is back at step %llu", (ull)step);
         rc = ht_opt_bury_orphans(root);
     }
     show_all(root);
@@ -492,7 +492,7 @@ static int begin_rollback(struct ht_root *root, struct ht_optim_steer *by)
 
 static void report_rollback(struct ht_root *root, const struct ht_rollback *to)
 {
-    ht_opt_event(HT_EVENT_STEP_ROLLED_BACK, root->id, "the model is at step %llu again", (unsigned long long)to->step);
+    ht_opt_event(HT_EVENT_STEP_ROLLED_BACK, root->id, "the model is at step %llu again", (ull)to->step);
     lock(root->o);
     root->norm_known = false;
     root->close_error = 0;

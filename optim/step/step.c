@@ -54,7 +54,7 @@ static void report_kept(struct ht_root *root, const struct ht_copy *k)
         char why[HT_OPTIM_ERROR_MAX] = "that name is taken";
         if (k->error != -EEXIST)
             ht_copy_explain(k, why, sizeof(why));
-        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (unsigned long long)k->step, why);
+        ht_opt_refuse(root, HT_EVENT_STEP_NOT_KEPT, 0, "step %llu is not kept: %s", (ull)k->step, why);
     }
     lock(o);
     struct ht_root *kept = k->error ? NULL : ht_opt_root_find(o, k->to);
@@ -182,9 +182,9 @@ int ht_opt_step_enter(struct ht_optim *o, uint64_t id, int (*gate)(struct ht_roo
         return -ENOENT;
     lock(o);
     int rc = gate(root);
-    unlock(o);
     if (rc)
         ht_opt_root_put(root);
+    unlock(o);
     *out = root;
     return rc;
 }
@@ -196,8 +196,8 @@ void ht_opt_step_leave(struct ht_root *root)
     lock(o);
     ht_opt_gate_leave(root);
     ht_opt_inval_wait(o, o->inval_issued);
-    unlock(o);
     ht_opt_root_put(root);
+    unlock(o);
 }
 
 /*
@@ -292,17 +292,6 @@ int ht_optim_snapshot_by(struct ht_optim *o, uint64_t id, const char *name, stru
  * at most HT_CLOSERS_MAX. Further roots wait for one. Without any thread the caller closes the step itself.
  */
 
-/* Failed updates and publications are named where they fail. */
-static void report_boundary(struct ht_root *root, int rc)
-{
-    lock(root->o);
-    bool named = root->failure;
-    unlock(root->o);
-    if (rc && rc != -ECANCELED && !named)
-        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "the step could not end: %s; step and commit try it again",
-                      strerror(-rc));
-}
-
 /* Releases the gate and the reference of the request. */
 static void close_step(struct ht_root *root)
 {
@@ -311,17 +300,19 @@ static void close_step(struct ht_root *root)
 
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     int rc = ht_opt_boundary_close(root);
-    report_boundary(root, rc);
     lock(o);
-    bool durable = root->close_durable;
+    bool durable = root->close_durable, named = root->failure; /* so are publications, where they fail */
     unlock(o);
+    if (rc && rc != -ECANCELED && !named)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "the step could not end: %s; step and commit try it again",
+                      strerror(-rc));
     rc = finish_step(root, rc, durable, NULL);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
     root->close_error = rc == -ECANCELED ? 0 : rc;
     root->async = false;
     ht_opt_gate_leave(root);
-    ht_opt_root_put_locked(root);
+    ht_opt_root_put(root);
     unlock(o);
     HT_VERIFY(ht_optim_verify(o));
 }
@@ -350,26 +341,19 @@ static void *closer_main(void *arg)
     return NULL;
 }
 
-/* Locked. A closer that was woken for another root still counts as idle: then one thread more is started. */
-static void start_closer(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+/* False: there is no closer. One that was woken for another root still counts as idle: then one more is started. */
+static bool hand_over(struct ht_root *root)
 {
+    struct ht_optim *o = root->o;
     unsigned waiting = 0;
 
+    lock(o);
+    ht_list_add_tail(&o->closings, &root->closing);
     ht_list_for_each(pos, &o->closings)
         waiting++;
     if (o->closers_idle < waiting && o->closers < HT_CLOSERS_MAX &&
         pthread_create(&o->closer[o->closers], NULL, closer_main, o) == 0)
         o->closers++;
-}
-
-/* False: there is no closer. */
-static bool hand_over(struct ht_root *root)
-{
-    struct ht_optim *o = root->o;
-
-    lock(o);
-    ht_list_add_tail(&o->closings, &root->closing);
-    start_closer(o);
     bool done = o->closers > 0;
     if (!done)
         ht_list_del(&root->closing);
@@ -496,16 +480,16 @@ static int finish_root(struct ht_root *root)
         ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
                      "logged steps could not be computed again, so all that was changed below this model since the "
                      "mount is dropped; the next mount tries again, up to step %llu",
-                     (unsigned long long)durable);
+                     (ull)durable);
     } else if (drop) {
         ht_opt_event(HT_EVENT_STEP_DROPPED, root->id,
                      "the mount ends within step %llu, which %s: all that was written below this model since step %llu "
                      "is dropped; the next mount finds step %llu",
-                     (unsigned long long)step,
+                     (ull)step,
                      failed          ? "has a failed update"
                          : half_made ? "its maker has not committed"
                                      : "has no commit",
-                     (unsigned long long)durable, (unsigned long long)durable);
+                     (ull)durable, (ull)durable);
     }
     if (unreplayed || drop)
         return 0;
@@ -523,7 +507,7 @@ static struct ht_root *next_root(struct ht_optim *o, struct ht_root *root)
     if (next)
         next->refs++;
     if (root)
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     unlock(o);
     return next;
 }

@@ -541,17 +541,6 @@ static void run_job(struct job *j)
 
 /* -------------------------------------------------------------------- end */
 
-static void report_failure(const struct job *j)
-{
-    const struct ht_range *r = j->range;
-    const struct ht_param *p = r->param;
-    uint64_t at = (uint64_t)r->index * p->shape.chunk_bytes;
-
-    ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
-                  "update of bytes from %llu failed: %s; abort returns to the last commit", (unsigned long long)at,
-                  j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
-}
-
 static void count_job(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = j->range->param->root;
@@ -631,13 +620,16 @@ static bool settle_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
  */
 static bool end_failed(const struct job *j)
 {
-    const struct ht_root *root = j->range->param->root;
+    const struct ht_param *p = j->range->param;
+    uint64_t at = (uint64_t)j->range->index * p->shape.chunk_bytes;
 
-    lock(root->o);
-    bool again = j->work == HT_WORK_MEASURE && (!root->draining || root->hold);
-    unlock(root->o);
+    lock(p->o);
+    bool again = j->work == HT_WORK_MEASURE && (!p->root->draining || p->root->hold);
+    unlock(p->o);
     if (!again)
-        report_failure(j);
+        ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
+                      "update of bytes from %llu failed: %s; abort returns to the last commit", (ull)at,
+                      j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
     return again;
 }
 

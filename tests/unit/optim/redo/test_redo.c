@@ -716,8 +716,8 @@ TEST(a_root_that_has_ended_gets_no_object)
     while (root->running)
         wait_changed(w.o);
     ck_assert_ptr_null(root->redo.obj);
-    unlock(w.o);
     ht_opt_root_put(root);
+    unlock(w.o);
 }
 
 /* The space that was set aside is for logged steps alone. When it is used up a step is full, and none fails. */

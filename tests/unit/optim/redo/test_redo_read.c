@@ -555,7 +555,9 @@ TEST(workers_share_the_space_that_is_set_aside)
         unlock(w.o);
     }
     ht_event_set_sink(NULL, NULL);
+    lock(w.o);
     ht_opt_root_put(root);
+    unlock(w.o);
     ht_obj_put(filler);
 }
 

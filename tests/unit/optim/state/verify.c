@@ -330,7 +330,7 @@ void ht_optim_verify(struct ht_optim *o)
         root->refs++;
         check_squares(root);
         next = pos->next;
-        ht_opt_root_put_locked(root);
+        ht_opt_root_put(root);
     }
     unlock(o);
 }
