@@ -255,7 +255,7 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 
     if (s->failed)
         return -EROFS;
-    const struct ht_deferred_free *first = ht_deferred_frees_first(&s->frees.logged);
+    const struct ht_deferred_free *first = s->frees.logged.first;
     if (first && first->lsn <= lsn) {
         ht_store_unlock(s);
         int rc = ht_journal_sync(s->journal, lsn);
@@ -265,7 +265,7 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
         return rc;
     }
     bool discarding = ht_alloc_discarding(s->alloc, true) > 0;
-    if (!s->frees.open.count && !discarding)
+    if (!s->frees.open.first && !discarding)
         return -ENOSPC; /* a silent device has it, or it is lost: a list of deferred frees found no memory */
     ht_activity_wait(discarding ? "space that is being discarded" : "space that the open transaction frees", 0);
     ht_store_wait(s, &s->waits.settled, 0);

@@ -51,7 +51,7 @@ static uint64_t fixed_bytes(const struct ht_store *s)
 static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
-        ht_refs_hung_bytes() + ht_deferred_frees_bytes(&s->frees.logged) + ht_deferred_frees_bytes(&s->frees.open) +
+        ht_refs_hung_bytes() + s->frees.deferred * sizeof(struct ht_deferred_free) +
         ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
 }
 

@@ -146,7 +146,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
-    ht_refcounts_init(s);
+    ht_owners_init(s);
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
@@ -448,11 +448,9 @@ void ht_store_close(struct ht_store *s)
     for (unsigned k = 0; k < HT_LOG_COPIES; k++)
         ht_dev_close(s->own->log_aside[k]);
     free_objects(s);
-    ht_deferred_frees_end(&s->frees.logged);
-    ht_deferred_frees_end(&s->frees.open);
+    ht_owners_free(s);
     struct ht_trash trash = ht_trash_take(s);
     ht_trash_empty(&trash);
-    ht_refcounts_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);
     ht_alloc_free(s->alloc);
