@@ -229,7 +229,7 @@ static void count_and_report(struct ht_chunk_io *io, int rc)
     else
         report_failed_read(io, rc);
     ht_store_lock(s);
-    *(io->mismatch ? &s->flow.checksum_errors : &s->flow.read_errors) += 1;
+    *(io->mismatch ? &s->counts.checksum_errors : &s->counts.read_errors) += 1;
     ht_store_unlock(s);
 }
 
@@ -583,7 +583,7 @@ void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *the
 
     if (!about.device)
         about.device = "any device";
-    io->obj->s->flow.write_errors++;
+    io->obj->s->counts.write_errors++;
     ht_event(HT_EVENT_WRITE_ERROR, &about, "chunk %llu of object %llu could not be written at byte %llu of %s: %s; %s",
              (unsigned long long)io->index, (unsigned long long)about.id, (unsigned long long)about.offset,
              about.device, strerror(-about.error), then);

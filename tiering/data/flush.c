@@ -253,7 +253,7 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
         HT_EVENT_WRITE_ERROR, &about,
         "new content of chunk %llu of object %llu was written to %s, which could not flush it, and cannot be read again: %s",
         (unsigned long long)index, (unsigned long long)o->oid, about.device, strerror(-error));
-    s->flow.write_errors++;
+    s->counts.write_errors++;
     ht_chunk_drop_image(o, c, index);
     ht_chunk_drop_cur(o, c);
     c->flags |= HT_CH_BAD;

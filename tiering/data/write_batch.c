@@ -286,7 +286,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
         job_failed(j, w->early, rc);
         ht_write_batch_note_error(w, rc);
     } else {
-        s->flow.writebacks++;
+        s->counts.writebacks++;
     }
     c->writing = 0;
     ht_chunk_leaf(c)->writing--;

@@ -340,7 +340,7 @@ static int wait_for_room(struct slot_request *w, uint32_t *out_slot) HT_REQUIRES
     bool comes = true;
     int rc = 0;
 
-    s->flow.room_waits++;
+    s->counts.room_waits++;
     w->since_ns = ht_now_ns();
     slot = ask(w);
     while (!rc && slot == HT_SLOT_NONE) {

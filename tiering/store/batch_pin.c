@@ -499,7 +499,7 @@ static int find_target_device(const struct ht_batch_pin *l, const struct ht_batc
     for (unsigned i = 0; i < l->count; i++) {
         int home = dirty >> i & 1 ? find_home(s, &w->part[i]) : chosen;
         if (home >= 0 && home != chosen)
-            s->flow.moved_bytes += (uint64_t)chunk_blocks(&l->chunk[i]) * HT_BLOCK_BYTES;
+            s->counts.moved_bytes += (uint64_t)chunk_blocks(&l->chunk[i]) * HT_BLOCK_BYTES;
     }
     return chosen;
 }

@@ -198,7 +198,7 @@ int ht_store_sync(struct ht_store *s, uint64_t lsn)
         return rc;
     }
     ht_store_lock(s);
-    s->flow.commits++;
+    s->counts.commits++;
     ht_store_unlock(s);
     return 0;
 }
