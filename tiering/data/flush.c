@@ -67,26 +67,19 @@ static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) H
     ht_chunk_for_each_unpublished(c, o, index) {
         if (ht_chunk_has_place(c))
             u->devices |= ht_ref_unflushed(o->s, &c->cur);
-        if (slice)
-            ht_slice_next(o->s, slice);
+        ht_slice_next(o->s, slice);
     }
 }
 
-uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
+uint32_t ht_unflushed_locked(struct ht_store *s, const struct ht_rounds *of)
 {
-    struct unflushed u = {0};
+    struct unflushed u = {.rest = of->rest};
     struct ht_slice slice = HT_SLICE_RESTING;
 
-    add_unflushed(o, &slice, &u);
-    return u.devices;
-}
-
-uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest)
-{
-    struct unflushed u = {.rest = rest};
-    struct ht_slice slice = HT_SLICE_RESTING;
-
-    ht_scope_visit_touched(s, scope, &slice, add_unflushed, &u);
+    if (of->obj)
+        add_unflushed(of->obj, &slice, &u);
+    else if (of->of_scope)
+        ht_scope_visit_touched(s, of->scope, &slice, add_unflushed, &u);
     return u.devices;
 }
 
@@ -475,17 +468,10 @@ static int round_failed(struct ht_rounds *r)
     return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
 }
 
-static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (r->obj)
-        return ht_obj_unflushed_locked(r->obj);
-    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope, r->rest) : 0;
-}
-
 /* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */
 int ht_round_check(struct ht_store *s, struct ht_rounds *r)
 {
-    uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
+    uint32_t devices = ht_unflushed_locked(s, r); /* releases the lock in between */
 
     if (!round_holds(s, r) || flush_has_failed(s) || devices & s->data->closed)
         return round_failed(r);
@@ -495,9 +481,9 @@ int ht_round_check(struct ht_store *s, struct ht_rounds *r)
     return -EAGAIN;
 }
 
-int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
+int ht_flush_written(struct ht_store *s, struct ht_rounds *r)
 {
-    uint32_t failed = ht_flush_devices(s, devices);
+    uint32_t failed = ht_flush_devices(s, ht_store_locked(s, ht_unflushed_locked(s, r)));
 
     resolve_failures(s);
     return failed || !round_holds(s, r) ? round_failed(r) : 0;

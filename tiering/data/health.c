@@ -221,14 +221,13 @@ static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx)
             index = ht_leaf_last(index);
         else if (c->exclusive && ht_chunk_is_dirty(o->s, c))
             *devices |= ht_chunk_ref(c) ? ht_ref_devices(ht_chunk_ref(c)) : 0;
-        if (slice)
-            ht_slice_next(o->s, slice);
+        ht_slice_next(o->s, slice);
     }
 }
 
 uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope)
 {
-    uint32_t devices = ht_flush_needed_locked(s, ht_scope_unflushed_locked(s, scope, false));
+    uint32_t devices = ht_flush_needed_locked(s, ht_unflushed_locked(s, &HT_ROUNDS_OF_SCOPE(scope)));
     struct ht_slice slice = {0};
 
     devices |= ht_log_devices(s) | s->data->suspect | s->data->resolving | written_to(s, scope);
