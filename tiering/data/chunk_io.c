@@ -356,7 +356,7 @@ int ht_chunks_read_permitted(struct ht_chunk_io io[], unsigned n)
 
 /* --------------------------------------------------------------- writing */
 
-static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
 {
     memset((uint8_t *)data + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
     io->data = data;
@@ -368,22 +368,12 @@ static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t 
     };
 }
 
-void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
-{
-    prepare(io, data, bytes, HT_CODEC_RAW, bytes);
-}
-
 void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
 {
     memset((uint8_t *)stored + was->stored, 0, ht_round_up(was->stored, HT_BLOCK_BYTES) - was->stored);
     io->data = stored;
     io->ref =
         (struct ht_ref){.stored = was->stored, .visible = was->visible, .codec = was->codec, .checksum = was->checksum};
-}
-
-void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
-{
-    prepare(io, frame, bytes, HT_CODEC_PLANES, visible);
 }
 
 /* The current reference stays as it is, if it can: a publication that runs at the same time names that one. */

@@ -97,15 +97,13 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
 /* --------------------------------------------- writing; the chunk is held */
 
 /*
- * Decides how the bytes are stored: io->ref, without a place. Pads data to whole blocks. Nothing changes data from here
- * to the finish.
+ * Decides how the bytes are stored, which show visible bytes of content: io->ref, without a place. Pads data to whole
+ * blocks. Nothing changes data from here to the finish.
  */
-void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
+    HT_EXCLUDES(HT_LOCK_STORE);
 /* The same for bytes that were read as they are stored at `was`: all but the place stays. */
 void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
-    HT_EXCLUDES(HT_LOCK_STORE);
-/* The same for a compressed frame of so many bytes, which shows visible bytes of content. */
-void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
     HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * Takes space for io->ref. An object with a rewrite reserve has space for two copies only: if there is no more, the

@@ -90,7 +90,7 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
     if (copied)
         memcpy(j->copy, data, j->bytes);
     if (!frame || !ht_write_frame_prepare(w, j, data, numa_index, &vain)) {
-        ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
+        ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes, HT_CODEC_RAW, j->bytes);
         j->io.ref.kept_raw = vain;
     }
     ht_store_lock(s);

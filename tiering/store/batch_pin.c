@@ -438,7 +438,7 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     const struct ht_batch_pin_work *w = l->priv_;
 
     ht_store_unlock(s);
-    ht_chunk_write_prepare(&p->io, lc->data, lc->len);
+    ht_chunk_write_prepare(&p->io, lc->data, lc->len, HT_CODEC_RAW, lc->len);
     ht_store_lock(s);
     if (p->copied)
         ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);

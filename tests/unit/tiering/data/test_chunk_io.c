@@ -38,7 +38,7 @@ static void end(void)
 
 static int write_bytes(int device)
 {
-    ht_chunk_write_prepare(&io, data, BYTES);
+    ht_chunk_write_prepare(&io, data, BYTES, HT_CODEC_RAW, BYTES);
     ht_store_lock(s);
     int rc = ht_chunk_write_place(&io, (struct ht_alloc_hint){.device = device});
     if (rc) {
@@ -95,7 +95,7 @@ TEST(a_cancelled_write_leaves_nothing)
 {
     uint64_t available = ht_alloc_available(s->alloc);
 
-    ht_chunk_write_prepare(&io, data, BYTES);
+    ht_chunk_write_prepare(&io, data, BYTES, HT_CODEC_RAW, BYTES);
     ht_store_lock(s);
     ck_assert_int_eq(ht_chunk_write_place(&io, HT_ALLOC_HINT_NONE), 0);
     ck_assert_uint_eq(ht_alloc_available(s->alloc), available - ht_ref_blocks(&io.ref));
