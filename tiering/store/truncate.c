@@ -118,12 +118,8 @@ static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_
     if (size == o->size)
         ht_obj_prealloc_drop(o, size, HT_FILE_BYTES_MAX);
     int rc = ht_shm_grow(o, size);
-    if (!rc && size != o->size) {
-        o->size = size;
-        o->version++;
-        ht_obj_note_edit(o);
-        ht_obj_touch_meta(o);
-    }
+    if (!rc)
+        ht_obj_set_size_locked(o, size);
     ht_shm_trim(o);
     return rc;
 }
