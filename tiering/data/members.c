@@ -119,9 +119,7 @@ static int validate(struct ht_store *s, const struct gathering *g)
 static int check_fit(struct ht_store *s)
 {
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
-        if (!s->dev[i])
-            continue;
-        if (ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
+        if (s->dev[i] && ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
             report_super_problem(s->dev[i], -ENODATA, true);
             return -ENODATA;
         }
