@@ -15,7 +15,6 @@
 #include "tiering/data/data_priv.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/data.h"
-#include "tiering/data/health.h"
 
 struct ht_ring *ht_store_ring(struct ht_store *s)
 {

@@ -5,7 +5,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/health.h"
 
 int ht_data_setup(struct ht_store *s)
 {

@@ -27,7 +27,7 @@
 #include "tiering/data/data_priv.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/fill.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 
 /* ------------------------------------------------------------------ coverage */
 

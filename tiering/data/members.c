@@ -18,14 +18,13 @@
  *
  * Lock: super_lock guards sb, part, super_failed and unrecorded.
  */
-#include "tiering/data/members.h"
 #include "tiering/space/claim.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 
 /* ---------------------------------------------------------------- gather */
 

@@ -10,7 +10,7 @@
  */
 #include "tiering/base/event.h"
 #include "tiering/object/context.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine_priv.h"

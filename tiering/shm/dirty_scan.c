@@ -6,7 +6,7 @@
  * A commit or sync scans everything. The commit timer has a budget, and skips a file for a while after scans that found
  * nothing: a scan of memory costs about a tenth of a second a GiB.
  */
-#include "tiering/api/shm.h"
+#include "tiering/api/object.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm_priv.h"

@@ -24,7 +24,7 @@
 
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
-#include "tiering/api/shm.h"
+#include "tiering/api/object.h"
 #include "tiering/object/space.h"
 #include "tiering/data/fill.h"
 #include "tiering/shm/shm_priv.h"

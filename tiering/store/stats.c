@@ -10,7 +10,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
-#include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"

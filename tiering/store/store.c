@@ -12,7 +12,6 @@
 #include "tiering/data/cold.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
-#include "tiering/data/members.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"

@@ -7,7 +7,6 @@
  */
 
 #include "tiering/api/object.h"
-#include "tiering/api/shm.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"

@@ -8,7 +8,6 @@
 #include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
-#include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
