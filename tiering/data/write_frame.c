@@ -40,11 +40,6 @@ void ht_encoders_destroy(struct ht_encoders *e)
     ht_mutex_destroy(&e->lock);
 }
 
-uint64_t ht_encoders_bytes(struct ht_encoders *e)
-{
-    return ht_locked(ht_encoders_lock(e), e->bytes);
-}
-
 /* ------------------------------------------------------------------ is it worth it? */
 
 /* The writes of all devices together. */
