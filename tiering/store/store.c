@@ -279,10 +279,11 @@ static int reserve_ids(struct ht_store *s)
 static int replay(struct ht_store *s)
 {
     HT_UNSHARED(HT_LOCK_STORE);
+    ht_alloc_set_marking(s->alloc, true);
     int rc = open_journal(s);
-
     if (!rc)
         rc = ht_store_replayed(s);
+    ht_alloc_set_marking(s->alloc, false);
     s->objects.replaying = false;
     return rc;
 }
@@ -335,15 +336,8 @@ int ht_store_mount(struct ht_store *s)
         rc = prepare_for_frames(s);
     if (!rc && !s->opts.read_only)
         rc = ht_store_claim(s);
-    if (!rc) {
-        ht_store_lock(s);
-        ht_alloc_set_marking(s->alloc, true);
-        ht_store_unlock(s);
+    if (!rc)
         rc = replay(s);
-        ht_store_lock(s);
-        ht_alloc_set_marking(s->alloc, false);
-        ht_store_unlock(s);
-    }
     if (!rc)
         rc = connect_vault(s);
     if (rc)
