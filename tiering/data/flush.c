@@ -277,11 +277,6 @@ static void reserve_if_possible(struct ht_obj *o, struct ht_chunk *c, uint32_t r
     (void)rc;
 }
 
-static uint32_t raw_blocks_of(const struct ht_ref *r)
-{
-    return (uint32_t)ht_div_up(ht_ref_image_bytes(r), HT_BLOCK_BYTES);
-}
-
 /* Makes an image with all bytes of the current reference, dirty: it stays until it was written anew. Chunk held. */
 static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -291,7 +286,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
     if (!rc && needs_resolving(s, c, devices))
         rc = ht_chunk_fill(o, c, index, NULL);
     if (!rc && needs_resolving(s, c, devices)) {
-        reserve_if_possible(o, c, raw_blocks_of(&c->cur), ht_ref_blocks(&c->cur));
+        reserve_if_possible(o, c, ht_blocks(ht_ref_image_bytes(&c->cur)), ht_ref_blocks(&c->cur));
         ht_chunk_set_dirty(o, c, index);
     }
     return rc;
@@ -301,7 +296,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
 static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint32_t raw_blocks = raw_blocks_of(&c->cur), blocks = ht_ref_blocks(&c->cur);
+    uint32_t raw_blocks = ht_blocks(ht_ref_image_bytes(&c->cur)), blocks = ht_ref_blocks(&c->cur);
     struct ht_chunk_before was = ht_chunk_before(c);
 
     if (error) {

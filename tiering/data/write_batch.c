@@ -222,7 +222,7 @@ static void job_failed(struct ht_batch_write *j, bool early, int rc) HT_REQUIRES
 
     ht_chunk_write_report(&j->io, rc, "it stays in memory and is tried again");
     /* Best effort: without a reservation the next try reports ENOSPC. */
-    int again = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(ht_chunk_len(o, j->io.index), HT_BLOCK_BYTES));
+    int again = ht_chunk_reserve(o, c, ht_blocks(ht_chunk_len(o, j->io.index)));
     ht_chunk_set_dirty(o, c, j->io.index);
     if (!early)
         ht_obj_set_error(o, again ? again : rc);

@@ -107,7 +107,7 @@ void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blo
 
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes)
 {
-    uint32_t keep = (uint32_t)ht_div_up(keep_bytes, HT_BLOCK_BYTES);
+    uint32_t keep = ht_blocks(keep_bytes);
 
     if (c->prealloc <= keep)
         return;

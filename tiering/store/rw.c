@@ -301,7 +301,7 @@ uint32_t ht_chunk_blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint3
         end = ref->visible;
     if (c->slot != HT_SLOT_NONE)
         end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
-    return (uint32_t)ht_div_up(end, HT_BLOCK_BYTES);
+    return ht_blocks(end);
 }
 
 /* Does [a, b) touch the valid interval, or is there none? */
