@@ -10,7 +10,6 @@
 #include "tiering/remote/remote.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/fill.h"
 
 #define LOOK_NS 20000000ull
 

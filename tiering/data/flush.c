@@ -26,7 +26,6 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/data/fill.h"
 #include "tiering/data/data.h"
 
 /* ------------------------------------------------------------------ coverage */

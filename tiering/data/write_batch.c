@@ -16,7 +16,6 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/fill.h"
 
 enum {
     PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */

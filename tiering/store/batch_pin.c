@@ -22,7 +22,6 @@
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
 #include "tiering/data/data.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"

@@ -8,7 +8,6 @@
 #include "tiering/cache/staging.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"

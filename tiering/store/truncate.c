@@ -5,7 +5,7 @@
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
 #include "tiering/store/store_priv.h"
 
