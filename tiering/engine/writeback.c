@@ -165,7 +165,7 @@ const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms =
  * Commits changes outside scopes every few seconds, and gives closed memory back.
  *
  * A commit waits for the devices that its content lies on, for those of the log, and for other threads' writes of its
- * images (data/health.h). The engine does not begin one that would wait for a device that does not answer:
+ * images (data/data.h). The engine does not begin one that would wait for a device that does not answer:
  *
  *   due --all requests from before are answered--> commit --> due again a period later
  *       --one of its devices does not answer-----> an event, once; due again a period later
