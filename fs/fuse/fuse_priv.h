@@ -22,7 +22,6 @@
 #include "tiering/base/trace.h"
 #include "tiering/api/background.h"
 #include "tiering/api/object.h"
-#include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"

@@ -16,7 +16,6 @@
  * An opener's own account (struct ht_grad, struct ht_topk) is older than param.forgotten then, and counts no more. None
  * of this is in the log: a crash forgets gradients anyway.
  */
-#include "tiering/api/shm.h"
 #include "optim/state/param.h"
 #include "optim/state/root.h"
 #include "optim/gradient/gradient.h"

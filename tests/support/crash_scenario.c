@@ -15,7 +15,6 @@
 #include "tiering/base/hash.h"
 #include "tiering/journal/journal.h"
 #include "tiering/api/check.h"
-#include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 
 enum { PARAMS = SCENARIO_PARAMS, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };

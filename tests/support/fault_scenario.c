@@ -6,7 +6,6 @@
 #include "tests/support/fault_scenario.h"
 #include "tests/support/states.h"
 #include "tiering/api/batch_pin.h"
-#include "tiering/api/shm.h"
 
 enum { DEVICE_BYTES = 8 << 20, BYTES = 40000, STEPS = 3, PARAMS = 2, PASSES = 2, SHM_BYTES = 2 << 20 };
 enum { ABSENT, EMPTY, HOLE }; /* versions; larger ones are seeds of content. HOLE: its size, and zeros */

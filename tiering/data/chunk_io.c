@@ -15,7 +15,6 @@
 #include "tiering/data/data_priv.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/data.h"
-#include "tiering/data/health.h"
 
 struct ht_ring *ht_store_ring(struct ht_store *s)
 {
@@ -229,7 +228,7 @@ static void count_and_report(struct ht_chunk_io *io, int rc)
     else
         report_failed_read(io, rc);
     ht_store_lock(s);
-    *(io->mismatch ? &s->flow.checksum_errors : &s->flow.read_errors) += 1;
+    *(io->mismatch ? &s->counts.checksum_errors : &s->counts.read_errors) += 1;
     ht_store_unlock(s);
 }
 
@@ -356,7 +355,7 @@ int ht_chunks_read_permitted(struct ht_chunk_io io[], unsigned n)
 
 /* --------------------------------------------------------------- writing */
 
-static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
 {
     memset((uint8_t *)data + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
     io->data = data;
@@ -368,22 +367,12 @@ static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t 
     };
 }
 
-void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
-{
-    prepare(io, data, bytes, HT_CODEC_RAW, bytes);
-}
-
 void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
 {
     memset((uint8_t *)stored + was->stored, 0, ht_round_up(was->stored, HT_BLOCK_BYTES) - was->stored);
     io->data = stored;
     io->ref =
         (struct ht_ref){.stored = was->stored, .visible = was->visible, .codec = was->codec, .checksum = was->checksum};
-}
-
-void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
-{
-    prepare(io, frame, bytes, HT_CODEC_PLANES, visible);
 }
 
 /* The current reference stays as it is, if it can: a publication that runs at the same time names that one. */
@@ -583,7 +572,7 @@ void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *the
 
     if (!about.device)
         about.device = "any device";
-    io->obj->s->flow.write_errors++;
+    io->obj->s->counts.write_errors++;
     ht_event(HT_EVENT_WRITE_ERROR, &about, "chunk %llu of object %llu could not be written at byte %llu of %s: %s; %s",
              (unsigned long long)io->index, (unsigned long long)about.id, (unsigned long long)about.offset,
              about.device, strerror(-about.error), then);

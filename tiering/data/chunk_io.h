@@ -97,15 +97,13 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
 /* --------------------------------------------- writing; the chunk is held */
 
 /*
- * Decides how the bytes are stored: io->ref, without a place. Pads data to whole blocks. Nothing changes data from here
- * to the finish.
+ * Decides how the bytes are stored, which show visible bytes of content: io->ref, without a place. Pads data to whole
+ * blocks. Nothing changes data from here to the finish.
  */
-void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
+    HT_EXCLUDES(HT_LOCK_STORE);
 /* The same for bytes that were read as they are stored at `was`: all but the place stays. */
 void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
-    HT_EXCLUDES(HT_LOCK_STORE);
-/* The same for a compressed frame of so many bytes, which shows visible bytes of content. */
-void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
     HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * Takes space for io->ref. An object with a rewrite reserve has space for two copies only: if there is no more, the
@@ -138,3 +136,37 @@ void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *the
  * failed.
  */
 struct ht_event_about ht_chunk_io_about(const struct ht_chunk_io *io, int rc);
+
+/*
+ * ----- fill.c: the bytes of images. The caller holds the lock, which the calls may release, and the chunk exclusively
+ */
+
+/*
+ * All of the image is valid afterwards. content: that of the chunk's newest reference, verified; NULL: it is read.
+ * -EREMOTE: it lies in the vault (cold.h).
+ */
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const uint8_t *content)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* A thread that has some waits for another chunk only after finishing them all. */
+enum { HT_READ_BATCH_MAX = 32 };
+struct ht_read_batch {
+    struct ht_store *s;
+    struct ht_ring *ring;
+    bool report;            /* errors */
+    int error;              /* the first */
+    struct ht_permit spare; /* for the next one; it goes back with the last */
+    unsigned first, count;
+    struct ht_chunk_io job[HT_READ_BATCH_MAX]; /* in flight, oldest first */
+};
+/*
+ * Reads into the new image of a chunk that is stored and held exclusively; the batch has a free place. Lock held;
+ * releases it in between.
+ */
+void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Finishes the oldest: its chunk gets free, without an image if it cannot be read. Releases the lock in between.
+ */
+void ht_read_batch_finish(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);
+void ht_read_batch_finish_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);

@@ -10,7 +10,6 @@
 #include "tiering/remote/remote.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/fill.h"
 
 #define LOOK_NS 20000000ull
 
@@ -178,8 +177,8 @@ int ht_cold_wait_or_stop(const struct ht_cold_want *w, ht_remote_stop *stop, voi
     ht_activity_go_on();
     ht_store_lock(s);
     f->remote = NULL;
-    s->flow.cold_read_blocks += rc ? 0 : ht_ref_blocks(&f->ref);
-    s->flow.read_errors += rc && rc != -EINTR;
+    s->counts.cold_read_bytes += rc ? 0 : ht_ref_blocks(&f->ref) * HT_BLOCK_BYTES;
+    s->counts.read_errors += rc && rc != -EINTR;
     f->rc = rc;
     f->done = true;
     ht_list_del(&f->link);
@@ -193,8 +192,8 @@ int ht_cold_wait(const struct ht_cold_want *w)
     uint64_t began_ns = ht_now_ns();
     int rc = ht_cold_wait_or_stop(w, NULL, NULL);
 
-    o->s->flow.cold_waits++;
-    o->s->flow.cold_wait_ns += ht_now_ns() - began_ns;
+    o->s->counts.cold_waits++;
+    o->s->counts.cold_wait_ns += ht_now_ns() - began_ns;
     if (ht_obj_need_extra(o) == 0)
         ht_obj_extra(o)->cold_waits++;
     return rc;

@@ -5,7 +5,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/cold.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/health.h"
 
 int ht_data_setup(struct ht_store *s)
 {
@@ -24,7 +23,10 @@ int ht_data_setup(struct ht_store *s)
 
 uint64_t ht_data_bytes(struct ht_store *s)
 {
-    return ht_decoders_bytes(&s->data->decoders) + ht_encoders_bytes(&s->data->encoders);
+    struct ht_decoders *d = &s->data->decoders;
+    struct ht_encoders *e = &s->data->encoders;
+
+    return ht_locked(ht_decoders_lock(d), d->bytes) + ht_locked(ht_encoders_lock(e), e->bytes);
 }
 
 void ht_data_teardown(struct ht_store *s)

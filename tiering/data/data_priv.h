@@ -38,7 +38,6 @@ HT_MUTEX_OF(ht_decoders_lock, struct ht_decoders, lock, HT_LOCK_DECODERS)
 
 void ht_decoders_init(struct ht_decoders *d);
 void ht_decoders_destroy(struct ht_decoders *d);
-uint64_t ht_decoders_bytes(struct ht_decoders *d);
 /*
  * data: the stored bytes of ref, verified; then what ref shows of its content. It has room for either, the stored bytes
  * in whole blocks. -EUCLEAN: they are not what an encoder writes; -ENOMEM: no decoder was made before.
@@ -88,7 +87,6 @@ HT_MUTEX_OF(ht_encoders_lock, struct ht_encoders, lock, HT_LOCK_ENCODERS)
 
 void ht_encoders_init(struct ht_encoders *e);
 void ht_encoders_destroy(struct ht_encoders *e);
-uint64_t ht_encoders_bytes(struct ht_encoders *e);
 
 /*
  * May so many bytes of the image become a frame? Of files outside models that may be compressed, chunks that are whole

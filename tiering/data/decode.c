@@ -22,16 +22,14 @@ void ht_decoders_destroy(struct ht_decoders *d)
     ht_mutex_destroy(&d->lock);
 }
 
-uint64_t ht_decoders_bytes(struct ht_decoders *d)
+/* One that no thread has, or a new one. -EAGAIN: others come back. -ENOMEM: there are none. */
+static int take(struct ht_decoders *d, struct ht_decoder **out) HT_REQUIRES(HT_LOCK_DECODERS)
 {
-    return ht_locked(ht_decoders_lock(d), d->bytes);
-}
-
-/* -ENOMEM, if there is no other that comes back. */
-static int make(struct ht_decoders *d, struct ht_decoder **out) HT_REQUIRES(HT_LOCK_DECODERS)
-{
-    int rc = ht_decoder_new(out);
-
+    if (d->idle_count) {
+        *out = d->idle[--d->idle_count];
+        return 0;
+    }
+    int rc = d->made < d->most ? ht_decoder_new(out) : -EAGAIN;
     if (rc)
         return d->made ? -EAGAIN : rc;
     d->made++;
@@ -39,37 +37,13 @@ static int make(struct ht_decoders *d, struct ht_decoder **out) HT_REQUIRES(HT_L
     return 0;
 }
 
-int ht_data_need_decoder(struct ht_store *s)
-{
-    struct ht_decoders *d = &s->data->decoders;
-    struct ht_decoder *decoder;
-    int rc = 0;
-
-    ht_mutex_lock(ht_decoders_lock(d));
-    if (!d->made) {
-        rc = make(d, &decoder);
-        if (!rc)
-            d->idle[d->idle_count++] = decoder;
-    }
-    ht_mutex_unlock(ht_decoders_lock(d));
-    return rc;
-}
-
 static int get(struct ht_decoders *d, struct ht_decoder **out)
 {
-    int rc = -EAGAIN;
+    int rc;
 
     ht_mutex_lock(ht_decoders_lock(d));
-    while (rc == -EAGAIN) {
-        if (d->idle_count) {
-            *out = d->idle[--d->idle_count];
-            rc = 0;
-            continue;
-        }
-        rc = d->made < d->most ? make(d, out) : -EAGAIN;
-        if (rc == -EAGAIN)
-            ht_cond_wait(&d->returned, ht_decoders_lock(d));
-    }
+    while ((rc = take(d, out)) == -EAGAIN)
+        ht_cond_wait(&d->returned, ht_decoders_lock(d));
     ht_mutex_unlock(ht_decoders_lock(d));
     return rc;
 }
@@ -80,6 +54,17 @@ static void put(struct ht_decoders *d, struct ht_decoder *decoder)
     d->idle[d->idle_count++] = decoder;
     pthread_cond_signal(&d->returned);
     ht_mutex_unlock(ht_decoders_lock(d));
+}
+
+int ht_data_need_decoder(struct ht_store *s)
+{
+    struct ht_decoders *d = &s->data->decoders;
+    struct ht_decoder *decoder = NULL;
+    int rc = ht_locked(ht_decoders_lock(d), d->made) ? 0 : get(d, &decoder);
+
+    if (!rc && decoder)
+        put(d, decoder);
+    return rc;
 }
 
 int ht_ref_decode(struct ht_decoders *d, const struct ht_ref *ref, void *data)

@@ -9,7 +9,7 @@
  * reader sees unverified bytes. The oldest read is finished first.
  */
 
-#include "tiering/data/fill.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/cache/staging.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"

@@ -26,8 +26,7 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/data/fill.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 
 /* ------------------------------------------------------------------ coverage */
 
@@ -67,26 +66,19 @@ static void add_unflushed(struct ht_obj *o, struct ht_slice *slice, void *ctx) H
     ht_chunk_for_each_unpublished(c, o, index) {
         if (ht_chunk_has_place(c))
             u->devices |= ht_ref_unflushed(o->s, &c->cur);
-        if (slice)
-            ht_slice_next(o->s, slice);
+        ht_slice_next(o->s, slice);
     }
 }
 
-uint32_t ht_obj_unflushed_locked(struct ht_obj *o)
+uint32_t ht_unflushed_locked(struct ht_store *s, const struct ht_rounds *of)
 {
-    struct unflushed u = {0};
+    struct unflushed u = {.rest = of->rest};
     struct ht_slice slice = HT_SLICE_RESTING;
 
-    add_unflushed(o, &slice, &u);
-    return u.devices;
-}
-
-uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest)
-{
-    struct unflushed u = {.rest = rest};
-    struct ht_slice slice = HT_SLICE_RESTING;
-
-    ht_scope_visit_touched(s, scope, &slice, add_unflushed, &u);
+    if (of->obj)
+        add_unflushed(of->obj, &slice, &u);
+    else if (of->of_scope)
+        ht_scope_visit_touched(s, of->scope, &slice, add_unflushed, &u);
     return u.devices;
 }
 
@@ -253,7 +245,7 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
         HT_EVENT_WRITE_ERROR, &about,
         "new content of chunk %llu of object %llu was written to %s, which could not flush it, and cannot be read again: %s",
         (unsigned long long)index, (unsigned long long)o->oid, about.device, strerror(-error));
-    s->flow.write_errors++;
+    s->counts.write_errors++;
     ht_chunk_drop_image(o, c, index);
     ht_chunk_drop_cur(o, c);
     c->flags |= HT_CH_BAD;
@@ -284,11 +276,6 @@ static void reserve_if_possible(struct ht_obj *o, struct ht_chunk *c, uint32_t r
     (void)rc;
 }
 
-static uint32_t raw_blocks_of(const struct ht_ref *r)
-{
-    return (uint32_t)ht_div_up(ht_ref_image_bytes(r), HT_BLOCK_BYTES);
-}
-
 /* Makes an image with all bytes of the current reference, dirty: it stays until it was written anew. Chunk held. */
 static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -298,7 +285,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
     if (!rc && needs_resolving(s, c, devices))
         rc = ht_chunk_fill(o, c, index, NULL);
     if (!rc && needs_resolving(s, c, devices)) {
-        reserve_if_possible(o, c, raw_blocks_of(&c->cur), ht_ref_blocks(&c->cur));
+        reserve_if_possible(o, c, ht_blocks(ht_ref_image_bytes(&c->cur)), ht_ref_blocks(&c->cur));
         ht_chunk_set_dirty(o, c, index);
     }
     return rc;
@@ -308,7 +295,7 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
 static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint32_t raw_blocks = raw_blocks_of(&c->cur), blocks = ht_ref_blocks(&c->cur);
+    uint32_t raw_blocks = ht_blocks(ht_ref_image_bytes(&c->cur)), blocks = ht_ref_blocks(&c->cur);
     struct ht_chunk_before was = ht_chunk_before(c);
 
     if (error) {
@@ -475,17 +462,10 @@ static int round_failed(struct ht_rounds *r)
     return r->count++ < HT_ROUNDS_MAX ? -EAGAIN : -EIO;
 }
 
-static uint32_t unflushed_of(struct ht_store *s, const struct ht_rounds *r) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (r->obj)
-        return ht_obj_unflushed_locked(r->obj);
-    return r->of_scope ? ht_scope_unflushed_locked(s, r->scope, r->rest) : 0;
-}
-
 /* Only rounds that are late because others go on writing are let pass in the end: these writes can still be flushed. */
 int ht_round_check(struct ht_store *s, struct ht_rounds *r)
 {
-    uint32_t devices = unflushed_of(s, r); /* releases the lock in between */
+    uint32_t devices = ht_unflushed_locked(s, r); /* releases the lock in between */
 
     if (!round_holds(s, r) || flush_has_failed(s) || devices & s->data->closed)
         return round_failed(r);
@@ -495,9 +475,9 @@ int ht_round_check(struct ht_store *s, struct ht_rounds *r)
     return -EAGAIN;
 }
 
-int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
+int ht_flush_written(struct ht_store *s, struct ht_rounds *r)
 {
-    uint32_t failed = ht_flush_devices(s, devices);
+    uint32_t failed = ht_flush_devices(s, ht_store_locked(s, ht_unflushed_locked(s, r)));
 
     resolve_failures(s);
     return failed || !round_holds(s, r) ? round_failed(r) : 0;

@@ -9,14 +9,10 @@
 
 /* The write of ref has ended: flushes that begin from now on cover it. */
 void ht_ref_stamp(const struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-/*
- * The devices (bits) that have to be flushed before ref is durable; the same for all current unpublished references of
- * an object, or of a scope (rest: without its derived objects).
- */
+/* The devices (bits) that have to be flushed before ref is durable. */
 uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
-/* They release the lock in between. */
-uint32_t ht_obj_unflushed_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_STORE);
+/* The same for all current unpublished references of what these rounds name. Releases the lock in between. */
+uint32_t ht_unflushed_locked(struct ht_store *s, const struct ht_rounds *of) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Of unflushed devices (bits): those that took writes since their last flush, and those that are closed. A publication
  * waits for the former, and the content of the latter has to be given up before.
@@ -32,11 +28,10 @@ void ht_note_published(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES
 uint32_t ht_flush_devices(struct ht_store *s, uint32_t devices) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 /*
- * Flushes these devices. 0: their current content is on the media; -EAGAIN: a part was given up: write it, and call
- * again; or the error.
+ * Flushes the devices of what the rounds name. 0: their current content is on the media; -EAGAIN: a part was given up:
+ * write it, and call again; or the error.
  */
-int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_flush_written(struct ht_store *s, struct ht_rounds *r) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The journal's before_write. */
 int ht_flush_before_frame(void *ctx) HT_EXCLUDES(HT_LOCK_STORE);
 /*

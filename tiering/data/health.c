@@ -13,7 +13,6 @@
  * A device has one probe at a time. Its thread ends when the device answers. Without threads (no_threads) nothing is
  * probed, and health alone decides. Lock: store.lock.
  */
-#include "tiering/data/health.h"
 #include "tiering/base/event.h"
 #include "tiering/api/stats.h"
 #include "tiering/object/context.h"
@@ -77,15 +76,6 @@ enum ht_health ht_store_check_device(struct ht_store *s, unsigned device)
     return is;
 }
 
-void ht_store_watch_devices(struct ht_store *s)
-{
-    ht_store_lock(s);
-    for (unsigned i = 0; i < s->dev_count; i++)
-        (void)ht_store_check_device(s, i);
-    ht_endurance_check(s);
-    ht_store_unlock(s);
-}
-
 uint64_t ht_health_period_ns(const struct ht_store *s)
 {
     uint64_t least_ns = ht_min_u64(answer_ns(s, HT_DEVICE_FAST), answer_ns(s, HT_DEVICE_CAPACITY));
@@ -96,7 +86,7 @@ uint64_t ht_health_period_ns(const struct ht_store *s)
 /* --------------------------------------------------------------- endurance */
 
 /* Everything counts that the devices took: content, log and superblocks, of all devices together. */
-void ht_endurance_check(struct ht_store *s)
+static void check_endurance(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_endurance *e = &s->data->endurance;
     uint64_t now_ns = ht_now_ns();
@@ -112,9 +102,18 @@ void ht_endurance_stats(struct ht_store *s, struct ht_store_stats *out)
 {
     const struct ht_endurance *e = &s->data->endurance;
 
-    ht_endurance_check(s);
+    check_endurance(s);
     out->day_written_bytes = ht_endurance_day_bytes(e);
     out->endurance_bytes = e->budget_bytes;
+}
+
+void ht_store_watch_devices(struct ht_store *s)
+{
+    ht_store_lock(s);
+    for (unsigned i = 0; i < s->dev_count; i++)
+        (void)ht_store_check_device(s, i);
+    check_endurance(s);
+    ht_store_unlock(s);
 }
 
 void ht_store_set_endurance(struct ht_store *s, uint64_t day_bytes)
@@ -221,14 +220,13 @@ static void add_filled_from(struct ht_obj *o, struct ht_slice *slice, void *ctx)
             index = ht_leaf_last(index);
         else if (c->exclusive && ht_chunk_is_dirty(o->s, c))
             *devices |= ht_chunk_ref(c) ? ht_ref_devices(ht_chunk_ref(c)) : 0;
-        if (slice)
-            ht_slice_next(o->s, slice);
+        ht_slice_next(o->s, slice);
     }
 }
 
 uint32_t ht_commit_devices_locked(struct ht_store *s, uint64_t scope)
 {
-    uint32_t devices = ht_flush_needed_locked(s, ht_scope_unflushed_locked(s, scope, false));
+    uint32_t devices = ht_flush_needed_locked(s, ht_unflushed_locked(s, &HT_ROUNDS_OF_SCOPE(scope)));
     struct ht_slice slice = {0};
 
     devices |= ht_log_devices(s) | s->data->suspect | s->data->resolving | written_to(s, scope);

@@ -18,14 +18,13 @@
  *
  * Lock: super_lock guards sb, part, super_failed and unrecorded.
  */
-#include "tiering/data/members.h"
 #include "tiering/space/claim.h"
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 
 /* ---------------------------------------------------------------- gather */
 
@@ -119,9 +118,7 @@ static int validate(struct ht_store *s, const struct gathering *g)
 static int check_fit(struct ht_store *s)
 {
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
-        if (!s->dev[i])
-            continue;
-        if (ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
+        if (s->dev[i] && ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
             report_super_problem(s->dev[i], -ENODATA, true);
             return -ENODATA;
         }

@@ -16,7 +16,6 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data.h"
 #include "tiering/data/data_priv.h"
-#include "tiering/data/fill.h"
 
 enum {
     PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */
@@ -90,7 +89,7 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
     if (copied)
         memcpy(j->copy, data, j->bytes);
     if (!frame || !ht_write_frame_prepare(w, j, data, numa_index, &vain)) {
-        ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
+        ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes, HT_CODEC_RAW, j->bytes);
         j->io.ref.kept_raw = vain;
     }
     ht_store_lock(s);
@@ -222,7 +221,7 @@ static void job_failed(struct ht_batch_write *j, bool early, int rc) HT_REQUIRES
 
     ht_chunk_write_report(&j->io, rc, "it stays in memory and is tried again");
     /* Best effort: without a reservation the next try reports ENOSPC. */
-    int again = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(ht_chunk_len(o, j->io.index), HT_BLOCK_BYTES));
+    int again = ht_chunk_reserve(o, c, ht_blocks(ht_chunk_len(o, j->io.index)));
     ht_chunk_set_dirty(o, c, j->io.index);
     if (!early)
         ht_obj_set_error(o, again ? again : rc);
@@ -286,7 +285,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
         job_failed(j, w->early, rc);
         ht_write_batch_note_error(w, rc);
     } else {
-        s->flow.writebacks++;
+        s->counts.writebacks++;
     }
     c->writing = 0;
     ht_chunk_leaf(c)->writing--;

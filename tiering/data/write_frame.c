@@ -40,11 +40,6 @@ void ht_encoders_destroy(struct ht_encoders *e)
     ht_mutex_destroy(&e->lock);
 }
 
-uint64_t ht_encoders_bytes(struct ht_encoders *e)
-{
-    return ht_locked(ht_encoders_lock(e), e->bytes);
-}
-
 /* ------------------------------------------------------------------ is it worth it? */
 
 /* The writes of all devices together. */
@@ -215,7 +210,7 @@ bool ht_write_frame_prepare(struct ht_write_batch *w, struct ht_batch_write *j, 
         return false;
     }
     uint32_t saved = j->bytes - (uint32_t)ht_round_up((uint32_t)len, HT_BLOCK_BYTES);
-    ht_chunk_write_prepare_frame(&j->io, frame, (uint32_t)len, j->bytes);
+    ht_chunk_write_prepare(&j->io, frame, (uint32_t)len, HT_CODEC_PLANES, j->bytes);
     j->copy = frame;
     j->bytes = (uint32_t)len;
     w->copies++;

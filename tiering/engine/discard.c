@@ -125,19 +125,16 @@ static int discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
 /* This mutant discards space that the log still names. */
 static void discard_deferred(struct ht_store *s)
 {
-    const struct ht_deferred_frees *q = &s->frees.logged;
     struct ht_extent e[EXTENTS];
     unsigned n = 0;
 
     if (!HT_MUTANT("discard-early"))
         return;
     ht_store_lock(s);
-    /* those of the first block: enough for a mutant */
-    for (size_t i = q->head; i < q->head + q->count && i < HT_DEFERRED_BLOCK_ITEMS; i++) {
-        const struct ht_ref *ref = &q->first->item[i].ref;
-        for (unsigned k = 0; k < ht_ref_extents(ref) && n < EXTENTS; k++)
-            e[n++] = ht_ref_extent(ref, k);
-    }
+    /* some of them: enough for a mutant */
+    for (const struct ht_deferred_free *f = s->frees.logged.first; f && n < EXTENTS; f = f->next)
+        for (unsigned k = 0; k < ht_ref_extents(&f->ref) && n < EXTENTS; k++)
+            e[n++] = ht_ref_extent(&f->ref, k);
     ht_store_unlock(s);
     if (n && discard_extents(s, e, n))
         abort();

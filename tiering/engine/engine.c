@@ -4,7 +4,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/object/context.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 #include "tiering/engine/engine_priv.h"
 
 #define RATE_BYTES (64 * HT_MIB)

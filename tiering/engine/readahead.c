@@ -18,7 +18,7 @@
 
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
-#include "tiering/data/fill.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine_priv.h"

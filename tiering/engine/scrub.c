@@ -24,7 +24,7 @@
 #include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/chunk_io.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 #include "tiering/engine/engine_priv.h"
 #include "tiering/engine/pass.h"
 #include "tiering/engine/scrub_chunk.h"

@@ -107,7 +107,7 @@ static struct ht_image *whole_image(const struct ht_suspect *x, struct ht_chunk 
 static int mark_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint32_t bytes = ht_chunk_len(o, index);
-    int rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES));
+    int rc = ht_chunk_reserve(o, c, ht_blocks(bytes));
 
     if (!rc)
         ht_chunk_set_dirty(o, c, index);

@@ -10,7 +10,7 @@
  */
 #include "tiering/base/event.h"
 #include "tiering/object/context.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine_priv.h"
@@ -165,7 +165,7 @@ const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms =
  * Commits changes outside scopes every few seconds, and gives closed memory back.
  *
  * A commit waits for the devices that its content lies on, for those of the log, and for other threads' writes of its
- * images (data/health.h). The engine does not begin one that would wait for a device that does not answer:
+ * images (data/data.h). The engine does not begin one that would wait for a device that does not answer:
  *
  *   due --all requests from before are answered--> commit --> due again a period later
  *       --one of its devices does not answer-----> an event, once; due again a period later

@@ -314,7 +314,7 @@ void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return;
     const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
     if (im->dirty && o->obj_class == HT_CLASS_SCRATCH)
-        o->s->flow.scratch_dropped_bytes += im->data_hi;
+        o->s->counts.scratch_dropped_bytes += im->data_hi;
     ht_chunk_set_clean(o, c, index);
     ht_chunk_unreserve(o, c);
     ht_wake_for_slot(o->s, c->slot);
@@ -355,7 +355,7 @@ bool ht_store_evict_image(void *ctx, uint32_t slot)
     im->reserved_blocks = 0;
     c->slot = HT_SLOT_NONE;
     o->resident--;
-    s->flow.evictions++;
+    s->counts.evictions++;
     HT_PROBE2(evict, o->oid, im->index);
     ht_chunk_trim(o, im->index);
     return true;

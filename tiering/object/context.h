@@ -25,6 +25,7 @@
 #include "tiering/space/super.h"
 #include "tiering/tier/next_use.h"
 #include "tiering/io/gate.h"
+#include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/object/owners.h"
 #include "tiering/object/object.h"
@@ -118,7 +119,7 @@ struct ht_numa {
     int8_t index[HT_DEVICES_MAX]; /* place of each device's node, or HT_NUMA_INDEX_ANY */
 };
 
-/* Bytes in flight, and counts of events since the mount. */
+/* What is in flight now. */
 struct ht_flow {
     uint64_t dirty_bytes;
     unsigned missing;           /* readers that wait for a device */
@@ -126,13 +127,7 @@ struct ht_flow {
     unsigned coming_workingset; /* the same of the working set, which go for readers only */
     unsigned writing;           /* images on their way to a device by writeback */
     uint64_t writing_blocks;    /* that they have */
-    uint64_t hits, misses, evictions, writebacks, commits;
-    uint64_t room_waits;                                   /* waits for the eviction of an image */
-    uint64_t moved_bytes;                                  /* of updates, to another device than before */
-    uint64_t scratch_written_bytes, scratch_dropped_bytes; /* of scratch objects: to devices; gone before that */
-    uint64_t checksum_errors, read_errors, write_errors;
-    uint64_t cold_read_blocks, cold_waits, cold_wait_ns; /* content that came from the vault; callers that waited */
-    bool spilled; /* content went to a device of the class capacity, and that was told */
+    bool spilled;               /* content went to a device of the class capacity, and that was told */
 };
 
 struct ht_vault { /* where cold content lies, as the log has it */
@@ -164,6 +159,8 @@ struct ht_store {
     struct ht_trash trash HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_waits waits;
     struct ht_flow flow HT_GUARDED_BY(HT_LOCK_STORE);
+    /* Events since the mount. All other figures of it are 0 here. */
+    struct ht_store_stats counts HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_vault vault HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_next_uses next_uses HT_GUARDED_BY(HT_LOCK_STORE);
     _Atomic bool failed; /* the log cannot be written: read-only */

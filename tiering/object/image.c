@@ -100,11 +100,6 @@ static int choose_numa_index(struct ht_obj *o, struct ht_chunk *c, uint8_t *targ
     return device < 0 ? HT_NUMA_INDEX_ANY : s->numa.index[device];
 }
 
-static uint8_t stored_target_device(const struct ht_store *s, struct ht_chunk *c)
-{
-    return s->numa.nodes.count > 1 ? (uint8_t)(device_of(c) + 1) : 0;
-}
-
 int ht_obj_common_numa_index(struct ht_obj *o)
 {
     struct ht_slice slice = {0};
@@ -153,8 +148,10 @@ static void pin_if_wanted(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_L
 
 void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
 {
-    ht_arena_attach(o->s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
-    ht_arena_image(o->s->arena, slot)->target_device = stored_target_device(o->s, c);
+    struct ht_store *s = o->s;
+
+    ht_arena_attach(s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
+    ht_arena_image(s->arena, slot)->target_device = s->numa.nodes.count > 1 ? (uint8_t)(device_of(c) + 1) : 0;
     c->slot = slot;
     o->resident++;
     pin_if_wanted(o, c);
@@ -267,18 +264,6 @@ static bool is_met(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
     return has_slot(w->o->s, w->c, w->reach) || ht_chunk_images(w->o, w->c) != &ht_arena_images;
 }
 
-/* Will an image be clean soon that may go then? */
-static bool some_come(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return s->flow.coming;
-}
-
-/* Shall the thread wait for images in flight? A reader may take those of the working set, too. */
-static bool should_wait(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return some_come(w->o->s) || (w->reads && w->o->s->flow.coming_workingset);
-}
-
 /* All images are in use: waits for a thread to release one. False: none did for some time. */
 static bool wait_for_slot(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -311,7 +296,7 @@ static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIR
     if (n)
         return n < 0 ? n : 0;
     /* Images in flight will be clean soon: no reason yet to evict the working set. */
-    *out_slot = try_get(w, some_come(s) ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
+    *out_slot = try_get(w, s->flow.coming ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
     if (*out_slot == HT_SLOT_NONE)
         (void)wait_for_slot(w);
     return 0;
@@ -323,7 +308,8 @@ static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIR
  */
 static uint32_t ask(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
 {
-    bool busy = w->o->s->flow.coming_workingset && !some_come(w->o->s);
+    const struct ht_flow *flow = &w->o->s->flow;
+    bool busy = flow->coming_workingset && !flow->coming;
 
     return try_get(w, w->reads && busy ? HT_ARENA_FORCE : HT_ARENA_ASK_ALL);
 }
@@ -340,7 +326,7 @@ static int wait_for_room(struct slot_request *w, uint32_t *out_slot) HT_REQUIRES
     bool comes = true;
     int rc = 0;
 
-    s->flow.room_waits++;
+    s->counts.room_waits++;
     w->since_ns = ht_now_ns();
     slot = ask(w);
     while (!rc && slot == HT_SLOT_NONE) {
@@ -348,7 +334,7 @@ static int wait_for_room(struct slot_request *w, uint32_t *out_slot) HT_REQUIRES
         if (ht_arena_under_pressure(s->arena))
             s->waits.wakes.writeback = s->waits.wakes.any = true;
         /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
-        bool wait = comes && should_wait(w);
+        bool wait = comes && (s->flow.coming || (w->reads && s->flow.coming_workingset));
         comes = !wait || wait_for_slot(w);
         rc = wait ? 0 : make_room(w, &slot);
         if (!rc && slot == HT_SLOT_NONE)

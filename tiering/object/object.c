@@ -427,13 +427,13 @@ void ht_scope_visit_touched(struct ht_store *s, uint64_t scope, struct ht_slice 
 void ht_obj_count_hit(struct ht_obj *o)
 {
     o->hits += o->hits != UINT32_MAX;
-    o->s->flow.hits++;
+    o->s->counts.hits++;
 }
 
 void ht_obj_count_miss(struct ht_obj *o)
 {
     o->misses += o->misses != UINT32_MAX;
-    o->s->flow.misses++;
+    o->s->counts.misses++;
 }
 
 void ht_obj_count_read(struct ht_obj *o, const struct ht_ref *ref)
@@ -446,5 +446,5 @@ void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
     o->written_blocks = ht_min_u64((uint64_t)o->written_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
     o->scope->written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
     if (o->obj_class == HT_CLASS_SCRATCH)
-        o->s->flow.scratch_written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
+        o->s->counts.scratch_written_bytes += ht_ref_blocks(ref) * HT_BLOCK_BYTES;
 }

@@ -147,25 +147,6 @@ enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *
     return left;
 }
 
-void ht_refcounts_init(struct ht_store *s)
-{
-    ht_pool_init(&s->frees.refcounts.pool, sizeof(struct ht_refcount));
-}
-
-void ht_refcounts_free(struct ht_store *s)
-{
-    struct ht_refcounts *r = &s->frees.refcounts;
-
-    /* bounded: the store ends, and has no other thread */
-    for (size_t b = 0; b < r->table.buckets.count; b++)
-        for (struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, b), *next; link; link = next) {
-            next = link->next;
-            free(ht_pool_put(&r->pool, ht_container_of(link, struct ht_refcount, by_place)));
-        }
-    ht_id_table_free(&r->table);
-    ht_pool_destroy(&r->pool);
-}
-
 /* ---------------------------------------------------------------- chunks */
 
 /* Shared space does not come back when it is dropped: a rewrite reserve may not count it as stored. */
@@ -207,76 +188,33 @@ int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out)
 
 /* --------------------------------------------------------------- deferred frees */
 
-static struct ht_deferred_block *append_block(struct ht_deferred_frees *q)
+static void append(struct ht_deferred_frees *q, struct ht_deferred_free *f)
 {
-    struct ht_deferred_block *b = q->spare ? q->spare : malloc(sizeof(*b));
-
-    if (!b)
-        return NULL;
-    q->blocks += !q->spare;
-    q->spare = NULL;
-    b->next = NULL;
-    if (q->last)
-        q->last->next = b;
+    f->next = NULL;
+    if (q->first)
+        q->last->next = f;
     else
-        q->first = b;
-    q->last = b;
-    return b;
+        q->first = f;
+    q->last = f;
 }
 
-int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref)
+static struct ht_deferred_free *take_first(struct ht_deferred_frees *q)
 {
-    size_t at = (q->head + q->count) % HT_DEFERRED_BLOCK_ITEMS;
-    struct ht_deferred_block *b = at && q->last ? q->last : append_block(q);
+    struct ht_deferred_free *f = q->first;
 
-    if (!b)
-        return -ENOMEM;
-    b->item[at] = (struct ht_deferred_free){.lsn = lsn, .ref = *ref};
-    q->count++;
-    return 0;
+    q->first = f->next;
+    return f;
 }
 
-struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q)
+/* Its reference is the caller's. */
+static struct ht_ref pop(struct ht_store *s, struct ht_deferred_frees *q) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return q->count ? &q->first->item[q->head] : NULL;
-}
+    struct ht_deferred_free *f = take_first(q);
+    struct ht_ref ref = f->ref;
 
-static struct ht_deferred_block *drop_block(struct ht_deferred_frees *q)
-{
-    struct ht_deferred_block *b = q->first;
-
-    q->first = b->next;
-    if (!q->first)
-        q->last = NULL;
-    q->head = 0;
-    if (q->spare) {
-        q->blocks--;
-        return b;
-    }
-    q->spare = b;
-    return NULL;
-}
-
-struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q)
-{
-    assert(q->count);
-    q->count--;
-    return ++q->head == HT_DEFERRED_BLOCK_ITEMS || !q->count ? drop_block(q) : NULL;
-}
-
-uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q)
-{
-    return q->blocks * sizeof(struct ht_deferred_block);
-}
-
-void ht_deferred_frees_end(struct ht_deferred_frees *q)
-{
-    while (q->count) {
-        ht_ref_forget(&ht_deferred_frees_first(q)->ref);
-        free(ht_deferred_frees_pop(q));
-    }
-    free(q->spare);
-    *q = (struct ht_deferred_frees){0};
+    s->frees.deferred--;
+    ht_trash_put(s, ht_pool_put(&s->frees.pool, f));
+    return ref;
 }
 
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
@@ -301,28 +239,24 @@ static void count_pending(struct ht_store *s, const struct ht_ref *ref, bool add
     }
 }
 
-void ht_ref_free_never(struct ht_store *s, struct ht_ref *ref)
-{
-    count_pending(s, ref, false);
-    s->frees.lost_blocks += ht_ref_countable(s, ref);
-    ht_ref_forget(ref);
-}
-
 /*
  * Without memory for the list, or with a log that failed, the space is lost until the next
  * mount, never reused too early.
  */
 void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t lsn, struct ht_ref *ref)
 {
-    uint32_t blocks = ht_ref_countable(s, ref);
+    struct ht_deferred_free *f;
 
     if (HT_MUTANT("reuse-at-once")) {
         ht_free_ref_now(s, ref);
-    } else if (s->failed || ht_deferred_frees_push(q, lsn, ref)) {
-        s->frees.lost_blocks += blocks;
+    } else if (s->failed || !(f = ht_pool_get(&s->frees.pool))) {
+        s->frees.lost_blocks += ht_ref_countable(s, ref);
         ht_ref_forget(ref);
     } else {
         count_pending(s, ref, true);
+        *f = (struct ht_deferred_free){.lsn = lsn, .ref = *ref};
+        append(q, f);
+        s->frees.deferred++;
     }
     memset(ref, 0, sizeof(*ref));
 }
@@ -354,17 +288,63 @@ bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref)
     return ht_ref_drop_at(s, 0, ref);
 }
 
+void ht_deferred_frees_logged(struct ht_store *s, uint64_t lsn, struct ht_slice *slice)
+{
+    for (struct ht_deferred_free *f; (f = s->frees.open.first); ht_slice_next(s, slice)) {
+        if (lsn) {
+            f->lsn = lsn;
+            append(&s->frees.logged, take_first(&s->frees.open));
+            continue;
+        }
+        struct ht_ref ref = pop(s, &s->frees.open);
+        count_pending(s, &ref, false);
+        s->frees.lost_blocks += ht_ref_countable(s, &ref);
+        ht_ref_forget(&ref);
+    }
+}
+
 void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn)
 {
     struct ht_deferred_frees *q = &s->frees.logged;
-    struct ht_deferred_free *first;
     struct ht_slice slice = {0};
 
-    while ((first = ht_deferred_frees_first(q)) && first->lsn <= lsn) {
-        struct ht_ref ref = first->ref;
-        ht_trash_put(s, ht_deferred_frees_pop(q));
+    while (q->first && q->first->lsn <= lsn) {
+        struct ht_ref ref = pop(s, q);
         count_pending(s, &ref, false);
         ht_free_ref_now(s, &ref);
         ht_slice_next(s, &slice);
     }
+}
+
+/* -------------------------------------------------------------- life */
+
+void ht_owners_init(struct ht_store *s)
+{
+    ht_pool_init(&s->frees.refcounts.pool, sizeof(struct ht_refcount));
+    ht_pool_init(&s->frees.pool, sizeof(struct ht_deferred_free));
+}
+
+static void forget_all(struct ht_store *s, struct ht_deferred_frees *q) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (q->first) {
+        struct ht_ref ref = pop(s, q);
+        ht_ref_forget(&ref);
+    }
+}
+
+void ht_owners_free(struct ht_store *s)
+{
+    struct ht_refcounts *r = &s->frees.refcounts;
+
+    forget_all(s, &s->frees.logged);
+    forget_all(s, &s->frees.open);
+    ht_pool_destroy(&s->frees.pool);
+    /* bounded: the store ends, and has no other thread */
+    for (size_t b = 0; b < r->table.buckets.count; b++)
+        for (struct ht_id_link *link = *ht_bucket_at(&r->table.buckets, b), *next; link; link = next) {
+            next = link->next;
+            free(ht_pool_put(&r->pool, ht_container_of(link, struct ht_refcount, by_place)));
+        }
+    ht_id_table_free(&r->table);
+    ht_pool_destroy(&r->pool);
 }

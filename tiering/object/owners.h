@@ -12,6 +12,7 @@
 
 struct ht_obj;
 struct ht_chunk;
+struct ht_slice;
 
 struct ht_refcount {            /* extents with several owners */
     struct ht_id_link by_place; /* its id: ht_ref_place */
@@ -41,8 +42,6 @@ enum ht_refcount_left {
 /* Drops an owner; logged: by a record in the open transaction. */
 enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
     HT_REQUIRES(HT_LOCK_STORE);
-void ht_refcounts_init(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
-void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The entry of a reference; NULL: it has one owner. */
 const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);
@@ -54,29 +53,25 @@ int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out) HT_
 
 /* --------------------------------------------------------------- deferred frees */
 
-struct ht_deferred_free { /* a deferred free */
+struct ht_deferred_free {
+    struct ht_deferred_free *next;
     uint64_t lsn;
     struct ht_ref ref;
 };
+static_assert(sizeof(struct ht_deferred_free) == 40, "memory per deferred free is bounded");
 
-/* FIFO by lsn. Blocks are never moved, so that a push costs the same however many there are. */
-enum { HT_DEFERRED_BLOCK_ITEMS = 512 };
-struct ht_deferred_block {
-    struct ht_deferred_block *next;
-    struct ht_deferred_free item[HT_DEFERRED_BLOCK_ITEMS];
-};
+/* FIFO by lsn. */
 struct ht_deferred_frees {
-    struct ht_deferred_block *first, *last; /* NULL: no item */
-    struct ht_deferred_block *spare;        /* of one block, for the next push */
-    size_t head;                            /* of the first item, in the first block */
-    size_t count, blocks;                   /* blocks: with the spare one */
+    struct ht_deferred_free *first, *last; /* first NULL: none */
 };
 
 /* Space that is free later, and owners of the same space. */
 struct ht_frees {
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_deferred_frees logged; /* each waits for its lsn */
-        struct ht_deferred_frees open;   /* of the open transaction, which fills in the lsn at its commit */
+        struct ht_deferred_frees open;   /* of the open transaction, whose lsn is not known yet */
+        struct ht_pool pool;             /* their memory */
+        size_t deferred;                 /* how many there are in both */
         struct ht_refcounts refcounts;
         uint64_t tx_count;    /* transactions that have ended */
         uint64_t lost_blocks; /* of lost chunks, or without a place in these lists: free at the next mount */
@@ -84,14 +79,11 @@ struct ht_frees {
     _Atomic uint64_t last_lsn; /* of the last transaction appended; also read without the lock */
 };
 
-/* -ENOMEM */
-int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref) HT_MUST_CHECK;
-struct ht_deferred_free *ht_deferred_frees_first(const struct ht_deferred_frees *q); /* NULL: none */
-/* There is one. Returns a block that is empty now, of malloc, or NULL. */
-struct ht_deferred_block *ht_deferred_frees_pop(struct ht_deferred_frees *q) HT_MUST_CHECK;
-uint64_t ht_deferred_frees_bytes(const struct ht_deferred_frees *q);
-/* Frees all memory of the queue and its references. */
-void ht_deferred_frees_end(struct ht_deferred_frees *q);
+/*
+ * The transaction has ended: what waits for it waits for lsn from now on. 0: the log has failed, and the space is lost
+ * until the next mount. Releases the lock in between.
+ */
+void ht_deferred_frees_logged(struct ht_store *s, uint64_t lsn, struct ht_slice *slice) HT_REQUIRES(HT_LOCK_STORE);
 /* Frees the space whose records are durable now. Releases the lock in between. */
 void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn) HT_REQUIRES(HT_LOCK_STORE);
 /*
@@ -104,7 +96,8 @@ bool ht_ref_drop_at(struct ht_store *s, uint64_t lsn, struct ht_ref *ref) HT_REQ
 /* The space is free with the entries of q; lsn as there. */
 void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t lsn, struct ht_ref *ref)
     HT_REQUIRES(HT_LOCK_STORE);
-/* One that waits in a queue, which has no place for it any more: its space is lost until the next mount. */
-void ht_ref_free_never(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
 /* Frees at once the blocks of a reference that nothing names any more. */
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* Before and after everything else. */
+void ht_owners_init(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+void ht_owners_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);

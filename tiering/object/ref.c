@@ -42,7 +42,7 @@ struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i)
         return hung(r)[i];
     return (struct ht_extent){
         .block = r->place & PLACE_MASK,
-        .blocks = (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES),
+        .blocks = ht_ref_blocks(r),
         .device = (uint32_t)(r->place >> 48) & 0xff,
     };
 }
@@ -109,11 +109,6 @@ int ht_ref_home(const struct ht_ref *r)
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r)
 {
     return (ht_ref_extents(r) - 1) * HT_FRAG_RECORD_BYTES;
-}
-
-uint32_t ht_ref_blocks(const struct ht_ref *r)
-{
-    return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
 }
 
 uint32_t ht_ref_countable(const struct ht_store *s, const struct ht_ref *r)

@@ -35,6 +35,11 @@ static_assert(sizeof(struct ht_ref) == 24, "memory per chunk is bounded");
 #define HT_VISIBLE_MASK 0x7fffffu
 static_assert(HT_CHUNK_BYTES <= HT_VISIBLE_MASK, "visible counts a whole chunk");
 
+/* Whole blocks that so many bytes take. */
+static inline uint32_t ht_blocks(uint32_t bytes)
+{
+    return bytes / HT_BLOCK_BYTES + (bytes % HT_BLOCK_BYTES != 0);
+}
 static inline unsigned ht_ref_extents(const struct ht_ref *r)
 {
     return (unsigned)(r->place >> 56) + 1;
@@ -93,6 +98,9 @@ int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_MUST_CHECK;
 bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);
 void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
 uint64_t ht_refs_hung_bytes(void);    /* heap of all of these, in the process */
-uint32_t ht_ref_blocks(const struct ht_ref *r);
+static inline uint32_t ht_ref_blocks(const struct ht_ref *r)
+{
+    return ht_blocks(r->stored);
+}
 /* Bytes of its record beyond the one extent that every chunk reserves. */
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r);

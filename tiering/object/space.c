@@ -107,7 +107,7 @@ void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blo
 
 void ht_chunk_prealloc_drop(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes)
 {
-    uint32_t keep = (uint32_t)ht_div_up(keep_bytes, HT_BLOCK_BYTES);
+    uint32_t keep = ht_blocks(keep_bytes);
 
     if (c->prealloc <= keep)
         return;
@@ -255,7 +255,7 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 
     if (s->failed)
         return -EROFS;
-    const struct ht_deferred_free *first = ht_deferred_frees_first(&s->frees.logged);
+    const struct ht_deferred_free *first = s->frees.logged.first;
     if (first && first->lsn <= lsn) {
         ht_store_unlock(s);
         int rc = ht_journal_sync(s->journal, lsn);
@@ -265,7 +265,7 @@ static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
         return rc;
     }
     bool discarding = ht_alloc_discarding(s->alloc, true) > 0;
-    if (!s->frees.open.count && !discarding)
+    if (!s->frees.open.first && !discarding)
         return -ENOSPC; /* a silent device has it, or it is lost: a list of deferred frees found no memory */
     ht_activity_wait(discarding ? "space that is being discarded" : "space that the open transaction frees", 0);
     ht_store_wait(s, &s->waits.settled, 0);

@@ -62,7 +62,7 @@ void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref);
  */
 static inline uint64_t ht_rewrite_reserve_bytes(const struct ht_obj *o, uint64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint32_t used = (uint32_t)ht_div_up(ht_obj_used_bytes(o), HT_BLOCK_BYTES);
+    uint32_t used = ht_blocks(ht_obj_used_bytes(o));
 
     blocks <<= o->obj_class == HT_CLASS_SCRATCH;
     return (blocks / used << o->chunk_shift) + blocks % used * HT_BLOCK_BYTES;

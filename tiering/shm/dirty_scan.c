@@ -6,7 +6,7 @@
  * A commit or sync scans everything. The commit timer has a budget, and skips a file for a while after scans that found
  * nothing: a scan of memory costs about a tenth of a second a GiB.
  */
-#include "tiering/api/shm.h"
+#include "tiering/api/object.h"
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm_priv.h"
@@ -80,7 +80,7 @@ static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     if (!ht_arena_is_external(s->arena, c->slot) || !len)
         rc = 0;
     else if (c->generation == generation)
-        rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(len, HT_BLOCK_BYTES));
+        rc = ht_chunk_reserve(o, c, ht_blocks(len));
     if (!rc && len && ht_arena_is_external(s->arena, c->slot)) {
         ht_arena_image(s->arena, c->slot)->data_hi = len;
         ht_chunk_set_dirty(o, c, index);

@@ -17,10 +17,8 @@
  */
 
 #include "tiering/api/object.h"
-#include "tiering/api/shm.h"
 #include "tiering/object/space.h"
-#include "tiering/data/fill.h"
-#include "tiering/data/health.h"
+#include "tiering/data/data.h"
 #include "tiering/data/write_batch.h"
 #include "tiering/shm/shm_priv.h"
 

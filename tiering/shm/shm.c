@@ -24,9 +24,9 @@
 
 #include "tiering/shm/shm.h"
 #include "tiering/base/event.h"
-#include "tiering/api/shm.h"
+#include "tiering/api/object.h"
 #include "tiering/object/space.h"
-#include "tiering/data/fill.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm_priv.h"
 
 /* --------------------------- images, each at its chunk's place in the file (object/image.h) */

@@ -22,7 +22,6 @@
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
 #include "tiering/data/data.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
@@ -184,7 +183,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
      */
     p->copied = lc->staged = p->bytes < lc->len;
     if (!rc && !lc->staged && lc->mode != HT_BATCH_PIN_READ)
-        rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES));
+        rc = ht_chunk_reserve(o, c, ht_blocks(lc->len));
     return rc;
 }
 
@@ -438,7 +437,7 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     const struct ht_batch_pin_work *w = l->priv_;
 
     ht_store_unlock(s);
-    ht_chunk_write_prepare(&p->io, lc->data, lc->len);
+    ht_chunk_write_prepare(&p->io, lc->data, lc->len, HT_CODEC_RAW, lc->len);
     ht_store_lock(s);
     if (p->copied)
         ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);
@@ -469,11 +468,6 @@ static int find_home(const struct ht_store *s, const struct part *p) HT_REQUIRES
     return target_device >= 0 || !p->stored ? target_device : ht_ref_home(&p->io.ref);
 }
 
-static uint32_t chunk_blocks(const struct ht_batch_pin_chunk *lc)
-{
-    return (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES);
-}
-
 /*
  * Content that belongs together stays together: on the device of the first chunk, or where there is room for all.
  * All of it is written anew, so it may just as well move to a device that has less than its share.
@@ -490,7 +484,7 @@ static int find_target_device(const struct ht_batch_pin *l, const struct ht_batc
     for (unsigned i = 0; i < l->count; i++) {
         if (!(dirty >> i & 1))
             continue;
-        blocks += chunk_blocks(&l->chunk[i]);
+        blocks += ht_blocks(l->chunk[i].len);
         if (hint.device < 0)
             hint.device = find_home(s, &w->part[i]);
     }
@@ -499,7 +493,7 @@ static int find_target_device(const struct ht_batch_pin *l, const struct ht_batc
     for (unsigned i = 0; i < l->count; i++) {
         int home = dirty >> i & 1 ? find_home(s, &w->part[i]) : chosen;
         if (home >= 0 && home != chosen)
-            s->flow.moved_bytes += (uint64_t)chunk_blocks(&l->chunk[i]) * HT_BLOCK_BYTES;
+            s->counts.moved_bytes += (uint64_t)ht_blocks(l->chunk[i].len) * HT_BLOCK_BYTES;
     }
     return chosen;
 }

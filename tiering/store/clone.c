@@ -87,7 +87,7 @@ static ssize_t clone_hole(struct clone *k, uint64_t n)
     ht_store_lock(o->s);
     rc = ht_shm_grow(o, pos + n);
     if (!rc)
-        ht_obj_grow_locked(o, pos + n);
+        ht_obj_set_size_locked(o, ht_max_u64(o->size, pos + n));
     ht_store_unlock(o->s);
     return rc ? rc : (ssize_t)n;
 }
@@ -158,7 +158,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         ht_obj_count_cold(o, ref, 1);
         o->version++;
         ht_obj_note_edit(o);
-        ht_obj_grow_locked(o, end);
+        ht_obj_set_size_locked(o, ht_max_u64(o->size, end));
     }
     ht_chunk_unlock_exclusive(o, c, index);
     return rc;

@@ -40,11 +40,6 @@ static uint32_t wanted_bytes(const struct range *r, uint64_t index)
     return (uint32_t)ht_min_u64(r->end - (index << r->o->chunk_shift), ht_obj_bytes_per_chunk(r->o));
 }
 
-static uint32_t blocks_of(uint32_t bytes)
-{
-    return (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
-}
-
 /* Blocks that the chunk lacks for a first write anywhere in the range. */
 static uint32_t lacks(const struct range *r, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -59,7 +54,7 @@ static uint32_t lacks(const struct range *r, struct ht_chunk *c, uint64_t index)
             return 0;
         have += im->reserved_blocks;
     }
-    return blocks_of(bytes) > have ? blocks_of(bytes) - have : 0;
+    return ht_blocks(bytes) > have ? ht_blocks(bytes) - have : 0;
 }
 
 /*
@@ -69,7 +64,7 @@ static uint32_t lacks(const struct range *r, struct ht_chunk *c, uint64_t index)
 static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t blocks =
-        (r->last - r->first) * blocks_of(ht_obj_bytes_per_chunk(r->o)) + blocks_of(wanted_bytes(r, r->last));
+        (r->last - r->first) * ht_blocks(ht_obj_bytes_per_chunk(r->o)) + ht_blocks(wanted_bytes(r, r->last));
     uint64_t log_chunks = r->last - r->first + 1, index = r->first;
     struct ht_slice slice = HT_SLICE_RESTING;
 
@@ -77,7 +72,7 @@ static void count(const struct range *r, struct purse *out) HT_REQUIRES(HT_LOCK_
         if (index > r->last || r->chunk_shift != r->o->chunk_shift)
             break;
         uint32_t n = lacks(r, c, index);
-        blocks -= blocks_of(wanted_bytes(r, index)) - n;
+        blocks -= ht_blocks(wanted_bytes(r, index)) - n;
         log_chunks -= !n || c->flags & HT_CH_LOG_RESERVED ? 1 : 0;
         ht_slice_next(r->o->s, &slice);
     }

@@ -8,7 +8,6 @@
 #include "tiering/cache/staging.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
 #include "tiering/shm/shm.h"
 #include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
@@ -91,17 +90,24 @@ static bool may_read_past(struct ht_obj *o, struct ht_chunk *c, uint64_t index) 
         ht_ref_holds(&c->pub) && !ht_chunk_is_volatile(o, index);
 }
 
+/* Of content that shows visible bytes, and zeros after them. */
+static void copy_out(uint8_t *buf, const uint8_t *content, uint32_t visible, uint32_t a, uint32_t len)
+{
+    uint32_t there = visible > a ? (uint32_t)ht_min_u64(len, visible - a) : 0;
+
+    if (there)
+        memcpy(buf, content + a, there);
+    memset(buf + there, 0, len - there);
+}
+
 /* Without the lock and the chunk: the bytes of a reference, by way of a staging buffer. */
 static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, uint32_t a, uint32_t len, uint8_t *buf)
 {
     struct ht_chunk_io io = {.obj = o, .index = index, .ref = *ref};
-    uint32_t there = ref->visible > a ? (uint32_t)ht_min_u64(len, ref->visible - a) : 0;
     int rc = ht_chunks_read_permitted(&io, 1);
 
-    if (!rc) {
-        memcpy(buf, (const uint8_t *)io.data + a, there);
-        memset(buf + there, 0, len - there);
-    }
+    if (!rc)
+        copy_out(buf, io.data, ref->visible, a, len);
     if (io.data)
         ht_staging_put(o->s->staging, HT_STAGING_FILL, io.data);
     return rc;
@@ -128,11 +134,8 @@ static bool read_past_cold(struct ht_obj *o, uint64_t index, uint32_t visible, u
     rc = ht_cold_wait(&w);
     if (!rc && visible > ht_cold_ref(&w)->visible)
         rc = -EAGAIN;
-    uint32_t there = visible > a ? (uint32_t)ht_min_u64(len, visible - a) : 0;
-    if (!rc) {
-        memcpy(buf, ht_cold_bytes(&w) + a, there);
-        memset(buf + there, 0, len - there);
-    }
+    if (!rc)
+        copy_out(buf, ht_cold_bytes(&w), visible, a, len);
     ht_cold_put(&w);
     return rc == 0;
 }
@@ -163,11 +166,9 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     bool hides = ht_chunk_is_volatile(o, index);
     struct ht_chunk *c = hides ? ht_chunk_make(o, index) : ht_chunk_find(o, index);
 
-    if (!c) {
-        memset(buf, 0, len);
-        return hides ? -ENOMEM : 0;
-    }
-    if (read_past(o, c, index, a, len, buf))
+    if (!c && hides)
+        return -ENOMEM;
+    if (c && read_past(o, c, index, a, len, buf))
         return 0;
     c = ht_chunk_find(o, index);
     if (!c) {
@@ -179,19 +180,16 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
         return rc;
     if (!is_background())
         ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
-    uint32_t there = 0;
+    uint32_t reach = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
         if (!is_background()) /* nor does an image stay for its sake */
             ht_chunk_use_image(o, c);
-        data = ht_arena_data(s->arena, c->slot) + a;
-        /* Made shorter by another thread: shared memory ends there, too. */
-        there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_image_reach(o, c, index), a) - a);
+        data = ht_arena_data(s->arena, c->slot);
+        reach = ht_image_reach(o, c, index); /* made shorter by another thread: shared memory ends there, too */
     }
     ht_store_unlock(s);
-    if (there)
-        memcpy(buf, data, there);
-    memset(buf + there, 0, len - there);
+    copy_out(buf, data, reach, a, len);
     ht_store_lock(s);
     ht_chunk_unlock_shared(o, c, index);
     return 0;
@@ -204,10 +202,7 @@ static ssize_t read_for(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
     int rc = 0;
 
     ht_store_lock(s);
-    if (off < o->size)
-        len = ht_min_u64(len, o->size - off);
-    else
-        len = 0;
+    len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
     while (done < len && !rc) {
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
@@ -305,7 +300,7 @@ uint32_t ht_chunk_blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint3
         end = ref->visible;
     if (c->slot != HT_SLOT_NONE)
         end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
-    return (uint32_t)ht_div_up(end, HT_BLOCK_BYTES);
+    return ht_blocks(end);
 }
 
 /* Does [a, b) touch the valid interval, or is there none? */
@@ -357,9 +352,9 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     return rc;
 }
 
-void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
+void ht_obj_set_size_locked(struct ht_obj *o, uint64_t size)
 {
-    if (size <= o->size)
+    if (size == o->size)
         return;
     o->size = size;
     o->version++;
@@ -408,7 +403,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         late = ht_chunk_images(o, c) != ht_obj_images(o);
         rc = late ? ht_shm_grow(o, (index << o->chunk_shift) + a + len) : 0;
         if (!rc)
-            ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
+            ht_obj_set_size_locked(o, ht_max_u64(o->size, (index << o->chunk_shift) + a + len));
     }
     ht_chunk_unlock_exclusive(o, c, index);
     return !rc && late ? ht_shm_complete(o)

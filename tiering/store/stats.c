@@ -10,7 +10,6 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
-#include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"
@@ -19,9 +18,8 @@
 static uint64_t locked_bytes(const struct ht_store *s)
 {
     const struct ht_pinned *arena = ht_arena_memory(s->arena), *staging = ht_staging_memory(s->staging);
-    uint64_t bytes = (arena->locked ? arena->bytes : 0) + (staging->locked ? staging->bytes : 0);
 
-    return bytes;
+    return (arena->locked ? arena->bytes : 0) + (staging->locked ? staging->bytes : 0);
 }
 
 void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat *out)
@@ -51,28 +49,14 @@ static uint64_t fixed_bytes(const struct ht_store *s)
 static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
-        ht_refs_hung_bytes() + ht_deferred_frees_bytes(&s->frees.logged) + ht_deferred_frees_bytes(&s->frees.open) +
+        ht_refs_hung_bytes() + s->frees.deferred * sizeof(struct ht_deferred_free) +
         ht_id_table_bytes(&s->objects.scopes_by_id) + ht_engine_memory_bytes(s);
 }
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
 {
-    const struct ht_dev_counters devices = ht_devs_totals(s->dev, s->dev_count);
-
-    *out = (struct ht_store_stats){
-        .device_read_bytes = devices.read_bytes,
-        .device_written_bytes = devices.written_bytes,
-        .device_discarded_bytes = devices.discarded_bytes,
-        .device_flushes = devices.flushes,
-    };
-    out->staging_bytes = ht_staging_bytes(s->staging);
-    out->staging_used_bytes = ht_staging_used_bytes(s->staging);
-    out->huge_bytes =
-        ht_pinned_huge_bytes(ht_arena_memory(s->arena)) + ht_pinned_huge_bytes(ht_staging_memory(s->staging));
-    ht_rings_stats(s->rings, &out->io);
-    if (s->journal)
-        ht_journal_stats(s->journal, &out->log);
     ht_store_lock(s);
+    *out = s->counts;
     ht_endurance_stats(s, out);
     out->locked_bytes = locked_bytes(s);
     out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed_bytes(s);
@@ -91,31 +75,28 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->dram_protectable_bytes = ht_arena_protected_max_now(s->arena);
     out->dram_pinned_bytes = ht_arena_sums(s->arena)->pinned_bytes;
     out->dram_workingset_bytes = ht_arena_sums(s->arena)->workingset_bytes;
-    out->hits = s->flow.hits;
-    out->misses = s->flow.misses;
-    out->evictions = s->flow.evictions;
     out->readahead_chunks = ht_arena_sums(s->arena)->readahead_chunks;
     out->readahead_hits = ht_arena_sums(s->arena)->readahead_hits;
     out->readahead_wasted = ht_arena_sums(s->arena)->readahead_wasted;
-    out->writebacks = s->flow.writebacks;
-    out->room_waits = s->flow.room_waits;
-    out->moved_bytes = s->flow.moved_bytes;
-    out->scratch_written_bytes = s->flow.scratch_written_bytes;
-    out->scratch_dropped_bytes = s->flow.scratch_dropped_bytes;
-    out->commits = s->flow.commits;
-    out->checksum_errors = s->flow.checksum_errors;
-    out->read_errors = s->flow.read_errors;
-    out->write_errors = s->flow.write_errors;
     out->cold_bytes = s->objects.cold_blocks * HT_BLOCK_BYTES;
-    out->cold_read_bytes = s->flow.cold_read_blocks * HT_BLOCK_BYTES;
-    out->cold_waits = s->flow.cold_waits;
-    out->cold_wait_ns = s->flow.cold_wait_ns;
     out->meta_bytes = s->objects.meta_bytes;
-    out->working_bytes = working_bytes(s) + out->log.memory_bytes;
+    out->working_bytes = working_bytes(s);
     ht_shm_stats(s, out);
     ht_txn_stats(s, out);
     ht_store_unlock(s);
-    out->working_bytes += ht_data_bytes(s);
+    const struct ht_dev_counters devices = ht_devs_totals(s->dev, s->dev_count);
+    out->device_read_bytes = devices.read_bytes;
+    out->device_written_bytes = devices.written_bytes;
+    out->device_discarded_bytes = devices.discarded_bytes;
+    out->device_flushes = devices.flushes;
+    out->staging_bytes = ht_staging_bytes(s->staging);
+    out->staging_used_bytes = ht_staging_used_bytes(s->staging);
+    out->huge_bytes =
+        ht_pinned_huge_bytes(ht_arena_memory(s->arena)) + ht_pinned_huge_bytes(ht_staging_memory(s->staging));
+    ht_rings_stats(s->rings, &out->io);
+    if (s->journal)
+        ht_journal_stats(s->journal, &out->log);
+    out->working_bytes += out->log.memory_bytes + ht_data_bytes(s);
     out->heap_spare_bytes = ht_heap_spare_bytes();
 }
 

@@ -12,7 +12,6 @@
 #include "tiering/data/cold.h"
 #include "tiering/data/data.h"
 #include "tiering/data/flush.h"
-#include "tiering/data/members.h"
 #include "tiering/shm/shm.h"
 #include "tiering/txn/txn.h"
 #include "tiering/engine/engine.h"
@@ -146,7 +145,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     ht_pool_init(&s->objects.pool, sizeof(struct ht_obj));
-    ht_refcounts_init(s);
+    ht_owners_init(s);
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
@@ -280,10 +279,11 @@ static int reserve_ids(struct ht_store *s)
 static int replay(struct ht_store *s)
 {
     HT_UNSHARED(HT_LOCK_STORE);
+    ht_alloc_set_marking(s->alloc, true);
     int rc = open_journal(s);
-
     if (!rc)
         rc = ht_store_replayed(s);
+    ht_alloc_set_marking(s->alloc, false);
     s->objects.replaying = false;
     return rc;
 }
@@ -336,15 +336,8 @@ int ht_store_mount(struct ht_store *s)
         rc = prepare_for_frames(s);
     if (!rc && !s->opts.read_only)
         rc = ht_store_claim(s);
-    if (!rc) {
-        ht_store_lock(s);
-        ht_alloc_set_marking(s->alloc, true);
-        ht_store_unlock(s);
+    if (!rc)
         rc = replay(s);
-        ht_store_lock(s);
-        ht_alloc_set_marking(s->alloc, false);
-        ht_store_unlock(s);
-    }
     if (!rc)
         rc = connect_vault(s);
     if (rc)
@@ -448,11 +441,9 @@ void ht_store_close(struct ht_store *s)
     for (unsigned k = 0; k < HT_LOG_COPIES; k++)
         ht_dev_close(s->own->log_aside[k]);
     free_objects(s);
-    ht_deferred_frees_end(&s->frees.logged);
-    ht_deferred_frees_end(&s->frees.open);
+    ht_owners_free(s);
     struct ht_trash trash = ht_trash_take(s);
     ht_trash_empty(&trash);
-    ht_refcounts_free(s);
     ht_staging_free(s->staging);
     ht_arena_free(s->arena);
     ht_alloc_free(s->alloc);

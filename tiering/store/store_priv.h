@@ -21,6 +21,6 @@ struct ht_own {
 
 /* Blocks the chunk will need when [.., b) of it has been written. */
 uint32_t ht_chunk_blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint32_t b) HT_REQUIRES(HT_LOCK_STORE);
-void ht_obj_grow_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_set_size_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
 /* Gives back preallocations in [off, end), which lies beyond the size. Releases the lock in between. */
 void ht_obj_prealloc_drop(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE);

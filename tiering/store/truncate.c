@@ -5,7 +5,7 @@
 #include "tiering/object/image.h"
 #include "tiering/object/space.h"
 #include "tiering/data/cold.h"
-#include "tiering/data/fill.h"
+#include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
 #include "tiering/store/store_priv.h"
 
@@ -118,12 +118,8 @@ static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_
     if (size == o->size)
         ht_obj_prealloc_drop(o, size, HT_FILE_BYTES_MAX);
     int rc = ht_shm_grow(o, size);
-    if (!rc && size != o->size) {
-        o->size = size;
-        o->version++;
-        ht_obj_note_edit(o);
-        ht_obj_touch_meta(o);
-    }
+    if (!rc)
+        ht_obj_set_size_locked(o, size);
     ht_shm_trim(o);
     return rc;
 }

@@ -93,7 +93,7 @@ int ht_store_vault(struct ht_store *s, struct ht_vault_info *out)
 static int ref_of(const struct ht_obj *o, const struct ht_obj_place *p, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t start = p->index << o->chunk_shift, unit = p->unit;
-    uint32_t blocks = (uint32_t)ht_div_up(p->stored, HT_BLOCK_BYTES);
+    uint32_t blocks = ht_blocks(p->stored);
     struct ht_codec_sizes z = {.codec = p->codec, .extents = 1, .stored = p->stored, .checksum = p->checksum};
 
     if (p->lease >> HT_VAULT_LEASE_BITS || p->segment >> HT_VAULT_SEGMENT_BITS || unit >= HT_VAULT_UNITS ||

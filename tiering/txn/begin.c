@@ -45,7 +45,7 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_NO_T
             break;
         ht_mutex_unlock(&s->tx_lock); /* another thread took the room */
     }
-    assert(s->txn->tx.records.len == 0 && s->frees.open.count == 0 && ht_list_empty(&s->txn->tx.deleted));
+    assert(s->txn->tx.records.len == 0 && !s->frees.open.first && ht_list_empty(&s->txn->tx.deleted));
     int rc = ht_tx_expect(&s->txn->tx, bytes);
     if (rc) {
         ht_mutex_unlock(&s->tx_lock);

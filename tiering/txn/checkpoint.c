@@ -9,7 +9,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
-#include "tiering/data/members.h"
+#include "tiering/data/data.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 

@@ -134,7 +134,7 @@ int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, ui
     struct ht_chunk_io io = {.obj = m->owner[0].obj};
     struct ht_permit permit;
 
-    ht_chunk_write_prepare_frame(&io, frame, len, m->was.visible);
+    ht_chunk_write_prepare(&io, frame, len, HT_CODEC_PLANES, m->was.visible);
     int device = admit(io.obj, ht_ref_blocks(&io.ref), &permit);
     if (device < 0)
         return device;
@@ -149,7 +149,7 @@ int ht_move_write_raw(struct ht_move *m, struct ht_ring *ring, void *bytes, uint
 {
     struct ht_chunk_io io = {.obj = m->owner[0].obj};
 
-    ht_chunk_write_prepare(&io, bytes, len);
+    ht_chunk_write_prepare(&io, bytes, len, HT_CODEC_RAW, len);
     int rc = begin_write(&io, ring, UINT_MAX, HT_ALLOC_HINT_NONE);
     return rc ? rc : end_write(m, &io, ring);
 }

@@ -7,7 +7,6 @@
  */
 
 #include "tiering/api/object.h"
-#include "tiering/api/shm.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/data/flush.h"
@@ -39,7 +38,7 @@ int ht_obj_writeback(struct ht_obj *o)
 int ht_obj_writeback_flushed(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    struct ht_rounds r = HT_ROUNDS_INIT;
+    struct ht_rounds r = HT_ROUNDS_OF(o);
     int rc;
 
     do {
@@ -47,8 +46,7 @@ int ht_obj_writeback_flushed(struct ht_obj *o)
         rc = ht_obj_writeback(o);
         if (rc)
             break;
-        uint32_t devices = ht_store_locked(s, ht_obj_unflushed_locked(o));
-        rc = ht_flush_written(s, devices, &r);
+        rc = ht_flush_written(s, &r);
     } while (rc == -EAGAIN);
     return rc;
 }
@@ -84,14 +82,13 @@ static int write_scope(struct ht_store *s, uint64_t scope, bool rest)
 
 int ht_scope_write(struct ht_store *s, uint64_t scope, bool rest)
 {
-    struct ht_rounds r = HT_ROUNDS_INIT;
+    struct ht_rounds r = {.scope = scope, .of_scope = true, .rest = rest};
     int rc, flushed;
 
     do {
         ht_rounds_next(s, &r);
         rc = write_scope(s, scope, rest);
-        uint32_t devices = ht_store_locked(s, ht_scope_unflushed_locked(s, scope, rest));
-        flushed = ht_flush_written(s, devices, &r);
+        flushed = ht_flush_written(s, &r);
     } while (!rc && flushed == -EAGAIN);
     return rc ? rc : flushed;
 }

@@ -8,7 +8,6 @@
 #include "tiering/base/mutant.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data.h"
-#include "tiering/data/members.h"
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
@@ -112,24 +111,14 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
     return &tx->records;
 }
 
-/*
- * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
- * mount.
- */
+/* lsn 0: the log has failed. */
 static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
 {
     struct ht_store *s = tx->s;
-    struct ht_deferred_free *first;
     struct ht_slice slice = HT_SLICE_RESTING;
 
     ht_store_lock(s);
-    for (; (first = ht_deferred_frees_first(&s->frees.open)); ht_slice_next(s, &slice)) {
-        struct ht_ref ref = first->ref;
-        ht_trash_put(s, ht_deferred_frees_pop(&s->frees.open));
-        if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &ref) == 0)
-            continue;
-        ht_ref_free_never(s, &ref);
-    }
+    ht_deferred_frees_logged(s, lsn, &slice);
     s->frees.tx_count++;
     s->txn->records_bytes = tx->records.cap;
     pthread_cond_broadcast(&s->waits.settled);
@@ -208,7 +197,7 @@ int ht_store_sync(struct ht_store *s, uint64_t lsn)
         return rc;
     }
     ht_store_lock(s);
-    s->flow.commits++;
+    s->counts.commits++;
     ht_store_unlock(s);
     return 0;
 }

@@ -6,7 +6,6 @@
 #include "tests/unit/optim/redo/held.h"
 
 #include "optim/state/redo.h"
-#include "tiering/api/shm.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
 

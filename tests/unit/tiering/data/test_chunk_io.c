@@ -38,7 +38,7 @@ static void end(void)
 
 static int write_bytes(int device)
 {
-    ht_chunk_write_prepare(&io, data, BYTES);
+    ht_chunk_write_prepare(&io, data, BYTES, HT_CODEC_RAW, BYTES);
     ht_store_lock(s);
     int rc = ht_chunk_write_place(&io, (struct ht_alloc_hint){.device = device});
     if (rc) {
@@ -95,7 +95,7 @@ TEST(a_cancelled_write_leaves_nothing)
 {
     uint64_t available = ht_alloc_available(s->alloc);
 
-    ht_chunk_write_prepare(&io, data, BYTES);
+    ht_chunk_write_prepare(&io, data, BYTES, HT_CODEC_RAW, BYTES);
     ht_store_lock(s);
     ck_assert_int_eq(ht_chunk_write_place(&io, HT_ALLOC_HINT_NONE), 0);
     ck_assert_uint_eq(ht_alloc_available(s->alloc), available - ht_ref_blocks(&io.ref));
@@ -152,8 +152,8 @@ TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
     ck_assert_int_eq(write_bytes(-1), 0);
     corrupt(&chunk->cur);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
-    ck_assert_uint_eq(s->flow.checksum_errors, 1);
-    ck_assert_uint_eq(s->flow.read_errors, 0);
+    ck_assert_uint_eq(s->counts.checksum_errors, 1);
+    ck_assert_uint_eq(s->counts.read_errors, 0);
     ck_assert_uint_eq(events, 1);
     ck_assert_int_eq(seen.code, HT_EVENT_CHECKSUM);
     ck_assert_uint_eq(seen.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
@@ -169,7 +169,7 @@ TEST(a_quiet_reader_learns_what_failed)
     struct ht_event_about about = ht_chunk_io_about(&io, -EIO);
     ck_assert_int_eq(about.error, -EUCLEAN);
     ck_assert_uint_eq(about.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
-    ck_assert_uint_eq(events + s->flow.checksum_errors + s->flow.read_errors, 0);
+    ck_assert_uint_eq(events + s->counts.checksum_errors + s->counts.read_errors, 0);
 }
 
 static int read_as_background(struct ht_chunk_io in[], unsigned n)
@@ -204,7 +204,7 @@ TEST(of_contents_that_are_read_with_permits_one_may_be_bad)
     ht_staging_put(s->staging, HT_STAGING_FILL, in[3].data);
     for (unsigned i = 0; i < 3; i++)
         free(in[i].data);
-    ck_assert_uint_eq(events + s->flow.checksum_errors + s->flow.read_errors, 0);
+    ck_assert_uint_eq(events + s->counts.checksum_errors + s->counts.read_errors, 0);
     ht_store_lock(s);
     for (unsigned i = 0; i < 4; i++)
         ht_free_ref_now(s, &in[i].ref);
@@ -217,7 +217,7 @@ TEST(a_device_that_fails_is_counted_and_reported)
     ck_assert_int_eq(write_bytes(-1), 0);
     dev_fail(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
-    ck_assert_uint_eq(s->flow.read_errors, 1);
+    ck_assert_uint_eq(s->counts.read_errors, 1);
     ck_assert_uint_eq(events, 1);
     ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
 }
@@ -228,8 +228,8 @@ TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
     ck_assert_int_eq(write_bytes(1), 0);
     dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false, -EUCLEAN);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
-    ck_assert_uint_eq(s->flow.read_errors, 1);
-    ck_assert_uint_eq(s->flow.checksum_errors, 0);
+    ck_assert_uint_eq(s->counts.read_errors, 1);
+    ck_assert_uint_eq(s->counts.checksum_errors, 0);
     ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
     ck_assert_int_eq(seen.error, -EUCLEAN);
 }
@@ -243,7 +243,7 @@ TEST(a_read_that_cannot_start_is_counted_and_reported)
     ht_chunk_read_start(&io, ring, buf);
     ck_assert_int_eq(io.rc, -EIO);
     ck_assert_int_eq(ht_chunk_read_finish(&io, ring), -EIO);
-    ck_assert_uint_eq(s->flow.read_errors, 1);
+    ck_assert_uint_eq(s->counts.read_errors, 1);
     ck_assert_int_eq(seen.error, -ENODEV);
 }
 
@@ -251,7 +251,7 @@ TEST(a_place_that_fails_is_replaced)
 {
     dev_fail(s->dev[0], HT_IO_WRITE, 1, false);
     ck_assert_int_eq(write_bytes(0), 0);
-    ck_assert_uint_eq(s->flow.write_errors, 1);
+    ck_assert_uint_eq(s->counts.write_errors, 1);
     ck_assert_uint_eq(events, 1);
     ck_assert_int_eq(seen.code, HT_EVENT_WRITE_ERROR);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);

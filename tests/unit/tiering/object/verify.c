@@ -345,17 +345,10 @@ static uint64_t fixed_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
 
 static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_frees *q) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_deferred_block *b = q->first;
-    size_t at = q->head;
     uint64_t blocks = 0;
 
-    for (size_t left = q->count; left; left--) {
-        if (at == HT_DEFERRED_BLOCK_ITEMS) {
-            b = b->next;
-            at = 0;
-        }
-        blocks += ht_ref_countable(s, &b->item[at++].ref);
-    }
+    for (const struct ht_deferred_free *f = q->first; f; f = f->next)
+        blocks += ht_ref_countable(s, &f->ref);
     return blocks;
 }
 

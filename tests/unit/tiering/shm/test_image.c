@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include "tests/unit/tiering/data/fixture.h"
-#include "tiering/api/shm.h"
 #include "tiering/object/space.h"
 #include "tiering/shm/shm.h"
 #include "tiering/shm/shm_priv.h"

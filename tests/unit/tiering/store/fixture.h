@@ -8,7 +8,6 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
 #include "tiering/api/object.h"
-#include "tiering/api/shm.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
