@@ -234,7 +234,7 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino);
 void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
 void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
 void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
-bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_about *about, int flags,
                                 struct fuse_file_info *fi) HT_MUST_CHECK;
 void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */

@@ -13,19 +13,19 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
 }
 
 /* Each write of a sparse gradient is an access of no bytes. */
-static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, uint64_t bytes,
+static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_about *about, uint64_t off, uint64_t bytes,
                            const struct ht_trace_mark *mark)
 {
-    bool dense = ht_hidden_is_dense(file);
+    bool dense = about->gradient_bytes;
 
-    if (ht_hidden_traffic(file) == HT_TRAFFIC_GRAD && !ht_hidden_is_traced(file))
-        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, ht_hidden_param(file), dense ? off : 0,
+    if (about->writes == HT_TRAFFIC_GRAD && !about->traced)
+        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, about->param, dense ? off : 0,
                      dense ? bytes : 0);
 }
 
 static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
 {
-    if (ht_hidden_is_counted(file))
+    if (ht_hidden_about(file)->counted)
         ht_passthrough_hidden_close(f, ino);
     ht_hidden_release(file);
 }
@@ -42,9 +42,9 @@ static void job_open(struct ht_job *job)
         return;
     }
     fi.fh = (uintptr_t)file;
-    fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    if (ht_passthrough_hidden_open(job->req, job->ino, file, job->flags, &fi))
-        ht_hidden_set_counted(file);
+    struct ht_hidden_about *about = ht_hidden_about(file);
+    fi.parallel_direct_writes = about->writes != HT_TRAFFIC_OTHER;
+    about->counted = ht_passthrough_hidden_open(job->req, job->ino, about, job->flags, &fi);
     if (fuse_reply_open(job->req, &fi))
         release(job->fuse, job->ino, file);
 }
@@ -63,7 +63,7 @@ static void job_read(struct ht_job *job)
 
     if (buf)
         n = ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES));
-    ht_count_read(job->fuse, ht_hidden_read_traffic(job->file), n);
+    ht_count_read(job->fuse, ht_hidden_about(job->file)->reads, n);
     if (n < 0)
         ht_reply(job->req, (int)n);
     else
@@ -90,12 +90,14 @@ void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     ht_job_run(req, lane == HT_LANE_PAUSES ? HT_LANE_NONE : lane, &job);
 }
 
-static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,
+static void reply_written(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, ssize_t n,
                           const struct ht_trace_mark *mark)
 {
-    ht_count_written(f, ht_hidden_traffic(file), n);
+    const struct ht_hidden_about *about = ht_hidden_about(file);
+
+    ht_count_written(f, about->writes, n);
     if (n > 0)
-        trace_gradient(f, file, off, (uint64_t)n, mark);
+        trace_gradient(f, about, off, (uint64_t)n, mark);
     if (n < 0)
         ht_reply(req, (int)n);
     else
@@ -133,23 +135,23 @@ static int drop_later(struct ht_fuse *f, uint64_t param)
 }
 
 /* Root's writes leave setuid and setgid bits, and who changed pages of a mapping is unknown. */
-static void drop_privilege(fuse_req_t req, const struct ht_hidden_file *file, bool pages)
+static void drop_privilege(fuse_req_t req, struct ht_hidden_file *file, bool pages)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t param = ht_hidden_param(file);
+    uint64_t param = ht_hidden_about(file)->param;
 
     if (ht_privileged(f, param))
         ht_privilege_drop(f, param, pages || fuse_req_ctx(req)->uid == 0 ? 0 : ht_privilege_kills(req, param));
 }
 
 /* The kernel takes a part of its pages for the whole. A write beyond the end is no lost one. */
-static ssize_t count_failed(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, size_t size, bool pages,
+static ssize_t count_failed(struct ht_fuse *f, struct ht_hidden_file *file, uint64_t off, size_t size, bool pages,
                             ssize_t n)
 {
     if (pages && n >= 0 && (size_t)n < size)
         n = -EIO;
     if (n < 0 && (pages || n != -EINVAL))
-        ht_ctl_write_failed(f->ctl, ht_hidden_param(file), off, size, (int)n, pages);
+        ht_ctl_write_failed(f->ctl, ht_hidden_about(file)->param, off, size, (int)n, pages);
     return n;
 }
 
@@ -157,7 +159,7 @@ static ssize_t write_then_drop(struct ht_fuse *f, struct ht_hidden_file *file, u
                                size_t size, bool pages)
 {
     ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size, true));
-    int rc = drop_later(f, ht_hidden_param(file));
+    int rc = drop_later(f, ht_hidden_about(file)->param);
 
     return rc ? rc : n;
 }
@@ -352,9 +354,10 @@ static void job_fsync(struct ht_job *job)
 /* After the pages that writes of the shard have yet to drop. */
 void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-    struct ht_job job = {.fn = job_fsync, .file = file_of(fi), .key = ht_hidden_param(file_of(fi))};
+    const struct ht_hidden_about *about = ht_hidden_about(file_of(fi));
+    struct ht_job job = {.fn = job_fsync, .file = file_of(fi), .key = about->param};
 
-    ht_job_run(req, ht_hidden_traffic(job.file) == HT_TRAFFIC_PARAM ? HT_LANE_PAGES : HT_LANE_NONE, &job);
+    ht_job_run(req, about->writes == HT_TRAFFIC_PARAM ? HT_LANE_PAGES : HT_LANE_NONE, &job);
 }
 
 void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
