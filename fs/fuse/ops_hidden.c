@@ -313,18 +313,10 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
     ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_WRITE, job.data, job.size), &job);
 }
 
-void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
-                        unsigned flags, const void *in, size_t in_len, size_t out_cap)
+void ht_hidden_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
+                     size_t in_len)
 {
-    if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
-        ht_places_run(req, ino, cmd, in, in_len, out_cap);
-    else if (cmd == HT_IOCTL_SAME)
-        ht_reply_same(req, ino, NULL, in, in_len, out_cap);
-    else if (cmd == HT_IOCTL_BACKGROUND)
-        ht_reply_ioctl(req, fi && !(flags & FUSE_IOCTL_DIR) ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
-    else if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino))
-        ht_reply_passed(req, ino, out_cap);
-    else if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))
+    if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))
         gather(req, ino, fi, in, in_len);
     else if (cmd == HT_IOCTL_COMMAND && fi && in_len >= sizeof(struct ht_ioctl_line) && ht_hidden_commands(ino))
         run_line(req, ino, fi, in);
