@@ -383,9 +383,9 @@ static int run_on_file(struct ht_call *q, const struct verb *v, uint64_t ino)
 {
     if (v->of == OF_FILE || is_param(q, ino))
         return v->run(q, ino);
-    snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
-             NAMED(q, 120));
-    return -EINVAL;
+    return ht_ctl_refuse(q->err, -EINVAL,
+                         "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
+                         NAMED(q, 120));
 }
 
 static int run_with_path(struct ht_call *q, const struct verb *v)
@@ -398,11 +398,9 @@ static int run_with_path(struct ht_call *q, const struct verb *v)
         if (rc)
             ht_ns_forget(q->ctl->ns, ino, 1);
     }
-    if (rc) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s': %s", NAMED(q, 160),
-                 rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
-        return rc;
-    }
+    if (rc)
+        return ht_ctl_refuse(q->err, rc, "'%.*s': %s", NAMED(q, 160),
+                             rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
     rc = run_on_file(q, v, ino);
     ht_ns_forget(q->ctl->ns, ino, 1);
     return rc;
@@ -411,15 +409,13 @@ static int run_with_path(struct ht_call *q, const struct verb *v)
 /* For the owner of the store, on the store. */
 static int run_on_store(struct ht_call *q, const struct verb *v)
 {
-    if (q->dir != HT_NS_ROOT_INO) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root",
-                 v->what);
-        return -EINVAL;
-    }
+    if (q->dir != HT_NS_ROOT_INO)
+        return ht_ctl_refuse(q->err, -EINVAL, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root",
+                             v->what);
     int rc = ht_ctl_owner(q->ctl, q->dir, &q->caller);
     if (rc)
-        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is for root and the owner of the mount's root directory", v->what);
-    return rc ? rc : v->run(q, 0);
+        return ht_ctl_refuse(q->err, rc, "%s is for root and the owner of the mount's root directory", v->what);
+    return v->run(q, 0);
 }
 
 static int run_verb(struct ht_call *q, const struct verb *v)
@@ -436,8 +432,7 @@ static int run_verb(struct ht_call *q, const struct verb *v)
         return v->run(q, 0);
     if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && !cmd->full && q->dir == HT_NS_ROOT_INO)
         return ht_store_commit(q->ctl->store);
-    snprintf(q->err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
-    return -EINVAL;
+    return ht_ctl_refuse(q->err, -EINVAL, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
 }
 
 /* The optimizer names its refusals in the root's error; other refusals are put there now. */

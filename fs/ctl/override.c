@@ -60,8 +60,7 @@ static struct earlier *find_earlier(const struct ht_ctl *c, uint64_t ino)
 
 static int refuse_directory(char err[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(err, HT_OPTIM_ERROR_MAX, "only a file has words for ranges of elements");
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL, "only a file has words for ranges of elements");
 }
 
 /* The file comes last, so its sections amend all other words. */
@@ -144,8 +143,7 @@ static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_
     char path[160];
 
     ht_ns_path(c->ns, param, path, sizeof(path));
-    snprintf(err, HT_OPTIM_ERROR_MAX, "%s has state of another rule: reset it first", path);
-    return -EBUSY;
+    return ht_ctl_refuse(err, -EBUSY, "%s has state of another rule: reset it first", path);
 }
 
 /* Text that amends the words of ino would make them config: fits its state, and an open step? */
@@ -161,8 +159,7 @@ static int check_config(struct ht_ctl *c, uint64_t root, uint64_t ino, const str
         return 0;
     if (before.state_bits == config->state_bits && before.state_bits_min == config->state_bits_min)
         return 0;
-    snprintf(err, HT_OPTIM_ERROR_MAX, "state_bits cannot change while a step is open: commit or abort it first");
-    return -EBUSY;
+    return ht_ctl_refuse(err, -EBUSY, "state_bits cannot change while a step is open: commit or abort it first");
 }
 
 struct params {
@@ -328,10 +325,9 @@ static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct 
 
 static int refuse_more(const struct ht_ctl *c, char err[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(err, HT_OPTIM_ERROR_MAX,
-             "the words of %zu files were changed in open steps: commit or abort the step first",
-             c->earlier_words.count);
-    return -EBUSY;
+    return ht_ctl_refuse(err, -EBUSY,
+                         "the words of %zu files were changed in open steps: commit or abort the step first",
+                         c->earlier_words.count);
 }
 
 /*

@@ -78,11 +78,10 @@ int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, 
     const struct ht_dtype_word *row = ht_dtype_row(t.dtype);
     if (!row || ht_parse_shape(text, len, &shape) || shape.elements * row->bytes == (uint64_t)st.st_size)
         return 0;
-    snprintf(
-        err, HT_CTL_ERROR_MAX,
+    return ht_ctl_refuse(
+        err, -EINVAL,
         "shape %.*s says %llu elements, but the file has %lld bytes of %s: set the shape that it has, or remove it",
         (int)ht_min_u64(len, 64), text, (unsigned long long)shape.elements, (long long)st.st_size, row->word);
-    return -EINVAL;
 }
 
 int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *config, struct ht_optim_sections *sections,
@@ -92,9 +91,8 @@ int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *conf
 
     if (ht_shape_of(c, ino, &shape) == 0)
         return ht_muon_blocks(shape.dim, shape.count, config, sections, err);
-    snprintf(err, HT_OPTIM_ERROR_MAX,
-             "muon needs to know the shape of the matrix: set " HT_XATTR_PREFIX "shape, as in 1024,768");
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL,
+                         "muon needs to know the shape of the matrix: set " HT_XATTR_PREFIX "shape, as in 1024,768");
 }
 
 int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX])
