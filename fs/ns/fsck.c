@@ -141,7 +141,7 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
         report(ctx, ns->problems[n].code, ns->problems[n].text);
     c.found = ns->problem_count;
     (void)!ht_ns_inode_each(ns, check_inode, &c);
-    if (c.inodes != ns->inode_count || c.entries != ns->entry_count || c.xattrs != ns->xattr_count) {
+    if (c.inodes != ns->inodes.count || c.entries != ns->entry_count || c.xattrs != ns->xattr_count) {
         report(ctx, "ns-inconsistent", "inodes, names or attributes are miscounted");
         c.found++;
     }

@@ -464,7 +464,7 @@ static uint64_t file_log_bytes(void) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
 {
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    *out = (struct ht_ns_stats){.inodes = ns->inode_count,
+    *out = (struct ht_ns_stats){.inodes = ns->inodes.count,
                                 .entries = ns->entry_count,
                                 .xattrs = ns->xattr_count,
                                 .meta_bytes = ns->meta_bytes,

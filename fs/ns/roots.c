@@ -50,7 +50,7 @@ void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
 
     leave(ns, ht_ns_inode_find(ns, root->ino), root);
     for (; root->members > 0; ht_ns_slice_next(ns, &slice))
-        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, &cursor); i; i = i->hash_next)
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, &cursor); i; i = ht_ns_inode_next(i))
             leave(ns, i, root);
     ht_ns_root_free_empty(ns, root);
 }
