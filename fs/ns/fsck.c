@@ -25,21 +25,17 @@ struct checking {
     uint64_t inodes, entries, xattrs;
 };
 
-static void found(struct checking *c, const struct ht_ns_inode *i, const char *what) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, const char *what)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     char path[512], text[768];
 
+    if (ok)
+        return;
     ht_ns_path_locked(c->ns, i, path, sizeof(path));
     snprintf(text, sizeof(text), "/%s (inode %llu): %s", path, (ull)i->ino, what);
     c->report(c->ctx, "ns-inconsistent", text);
     c->found++;
-}
-
-static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, const char *what)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    if (!ok)
-        found(c, i, what);
 }
 
 static bool is_in_place(const struct ht_ns_entry *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)

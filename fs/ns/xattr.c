@@ -343,15 +343,6 @@ static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i) HT
     return dir && (dir->flags & HT_NS_MODEL_ROOT) == 0 ? dir : NULL;
 }
 
-static int call_with_value(const struct ht_ns_inode *i, const char *name,
-                           int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
-
-    return !x ? fn(ctx, i->ino, NULL, 0) : fn(ctx, i->ino, x->data + x->name_len + 1, x->value_len);
-}
-
 enum { DEPTH_COMMON = 32 };
 
 /* Under the lock. */
@@ -371,8 +362,10 @@ static int walk_path(const struct ht_ns_inode *i, const char *name,
         return -ENOMEM;
     for (at = i; at; at = next_below_root(at))
         path[n++] = at;
-    while (rc == 0 && n > 0)
-        rc = call_with_value(path[--n], name, fn, ctx);
+    while (rc == 0 && n > 0) {
+        const struct ht_ns_xattr *x = ht_ns_xattr_find(path[--n], name, strlen(name));
+        rc = fn(ctx, path[n]->ino, x ? ht_ns_xattr_value(x) : NULL, x ? x->value_len : 0);
+    }
     if (path != few)
         free(path);
     return rc;
