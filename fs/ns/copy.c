@@ -12,7 +12,7 @@
  * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (ht_ns_slice_next).
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 #include "tiering/api/background.h"
 #include "tiering/base/event.h"
 

@@ -7,7 +7,7 @@
  * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 #include <ctype.h>
 #include <stdarg.h>

@@ -6,7 +6,6 @@
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };

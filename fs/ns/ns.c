@@ -6,7 +6,7 @@
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 #include "tiering/base/dump.h"
 
 #include "tiering/base/event.h"

@@ -9,7 +9,7 @@
  * A whiteout is a character device 0:0, which overlayfs takes for the absence of the lower name. It takes the old
  * name's place in the same transaction.
  */
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 enum { RENAME_BYTES = 2048, WHITEOUT_BYTES = 1024 };
 

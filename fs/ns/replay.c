@@ -14,7 +14,6 @@
  */
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
-#include "fs/ns/acl.h"
 
 #include <linux/limits.h>
 

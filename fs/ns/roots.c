@@ -8,7 +8,7 @@
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
 

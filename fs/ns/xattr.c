@@ -7,7 +7,6 @@
  * access list and the mode are kept in step.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
 #include <linux/limits.h>
