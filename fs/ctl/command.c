@@ -286,10 +286,8 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
 {
     if (seat->claim)
         (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
-    seat->claim = 0;
     if (seat->held)
         ht_ns_kept_release(c->ns, seat->held);
-    seat->held = 0;
 }
 
 /* ------------------------------------------------------------ on the store */

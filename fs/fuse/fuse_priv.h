@@ -321,13 +321,8 @@ bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
  * As ht_job_run, for a write of these. If much waits in the lane already only its first bytes (like->size is how many);
  * one that cannot be cut gets -ENOMEM. req NULL: nobody waits for an answer.
  */
-bool ht_job_write_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
-                      const struct fuse_file_info *fi);
-static inline bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
-                                const struct fuse_file_info *fi)
-{
-    return ht_job_write_for(ht_fuse_of(req), req, kind, like, fi);
-}
+bool ht_job_write(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                  const struct fuse_file_info *fi);
 /*
  * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
  * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.

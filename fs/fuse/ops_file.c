@@ -405,7 +405,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
                              .flags = fi->flags,
                              .key = o->root,
                              .may_end = true};
-        ht_job_write(req, HT_LANE_UPDATE, &job, fi);
+        ht_job_write(f, req, HT_LANE_UPDATE, &job, fi);
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();

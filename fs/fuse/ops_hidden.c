@@ -218,7 +218,7 @@ static void write_param(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
                          .data = buf,
                          .size = size,
                          .key = waits ? ino : 0};
-    bool submitted = ht_job_write(req, waits ? HT_LANE_PAGES : HT_LANE_UPDATE, &job, fi);
+    bool submitted = ht_job_write(f, req, waits ? HT_LANE_PAGES : HT_LANE_UPDATE, &job, fi);
 
     f->page_waits -= waits && !submitted;
 }
@@ -245,7 +245,7 @@ static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, 
                          .size = size,
                          .may_end = true};
 
-    ht_job_write(req, lane, &job, fi);
+    ht_job_write(ht_fuse_of(req), req, lane, &job, fi);
 }
 
 void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
