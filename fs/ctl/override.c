@@ -138,23 +138,17 @@ static int try_text(struct ht_ctl *c, uint64_t root, uint64_t ino, uint64_t trie
     return rc;
 }
 
-static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_MAX])
-{
-    char path[160];
-
-    ht_ns_path(c->ns, param, path, sizeof(path));
-    return ht_ctl_refuse(err, -EBUSY, "%s has state of another rule: reset it first", path);
-}
-
 /* Text that amends the words of ino would make them config: fits its state, and an open step? */
 static int check_config(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_optim_config *config,
                         char err[HT_OPTIM_ERROR_MAX])
 {
     struct ht_optim_config before;
-    char why[HT_OPTIM_ERROR_MAX];
+    char why[HT_OPTIM_ERROR_MAX], path[160];
 
-    if (!ht_optim_state_fits(c->optim, ino, config))
-        return name_state(c, ino, err);
+    if (!ht_optim_state_fits(c->optim, ino, config)) {
+        ht_ns_path(c->ns, ino, path, sizeof(path));
+        return ht_ctl_refuse(err, -EBUSY, "%s has state of another rule: reset it first", path);
+    }
     if (ht_optim_words_as_of(c->optim, root) == UINT64_MAX || ht_optim_words_of(c->optim, root, ino, &before, why))
         return 0;
     if (before.state_bits == config->state_bits && before.state_bits_min == config->state_bits_min)

@@ -179,15 +179,6 @@ ssize_t ht_ctl_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, vo
     return rc ? rc : ht_obj_read(obj, off, buf, len);
 }
 
-static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
-{
-    ssize_t n = ht_obj_write(obj, off, buf, len);
-
-    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
-        n = ht_obj_write(obj, off, buf, len);
-    return n;
-}
-
 ssize_t ht_ctl_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
 {
     uint64_t ino = ht_obj_id(obj), size = ht_obj_size(obj);
@@ -196,7 +187,9 @@ ssize_t ht_ctl_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, c
         return -ESTALE;
     if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
         return -EIO;
-    ssize_t n = write_with_space(c, obj, off, buf, len);
+    ssize_t n = ht_obj_write(obj, off, buf, len);
+    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
+        n = ht_obj_write(obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);
     return n;

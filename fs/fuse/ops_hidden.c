@@ -12,17 +12,6 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;
 }
 
-/* Each write of a sparse gradient is an access of no bytes. */
-static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_about *about, uint64_t off, uint64_t bytes,
-                           const struct ht_trace_mark *mark)
-{
-    bool dense = about->gradient_bytes;
-
-    if (about->writes == HT_TRAFFIC_GRAD && !about->traced)
-        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, about->param, dense ? off : 0,
-                     dense ? bytes : 0);
-}
-
 static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
 {
     if (ht_hidden_about(file)->counted)
@@ -94,10 +83,12 @@ static void reply_written(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_fi
                           const struct ht_trace_mark *mark)
 {
     const struct ht_hidden_about *about = ht_hidden_about(file);
+    bool dense = about->gradient_bytes; /* each write of a sparse gradient is an access of no bytes */
 
     ht_count_written(f, about->writes, n);
-    if (n > 0)
-        trace_gradient(f, about, off, (uint64_t)n, mark);
+    if (n > 0 && about->writes == HT_TRAFFIC_GRAD && !about->traced)
+        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, about->param, dense ? off : 0,
+                     dense ? (uint64_t)n : 0);
     if (n < 0)
         ht_reply(req, (int)n);
     else
@@ -122,16 +113,6 @@ static void job_drop_pages(struct ht_job *job)
     struct ht_ctl_cache *cache = &job->fuse->cache;
 
     cache->drop_data(cache->ctx, job->ino, 0, 0);
-}
-
-static int drop_later(struct ht_fuse *f, uint64_t param)
-{
-    struct ht_job *job = ht_job_new(f, NULL, job_drop_pages);
-
-    if (!job)
-        return -ENOMEM;
-    job->ino = param;
-    return ht_job_submit_once(job, HT_LANE_PAGES, param) ? 0 : -ENOMEM;
 }
 
 /* Root's writes leave setuid and setgid bits, and who changed pages of a mapping is unknown. */
@@ -159,9 +140,12 @@ static ssize_t write_then_drop(struct ht_fuse *f, struct ht_hidden_file *file, u
                                size_t size, bool pages)
 {
     ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size, true));
-    int rc = drop_later(f, ht_hidden_about(file)->param);
+    struct ht_job *job = ht_job_new(f, NULL, job_drop_pages);
 
-    return rc ? rc : n;
+    if (!job)
+        return -ENOMEM;
+    job->ino = ht_hidden_about(file)->param;
+    return ht_job_submit_once(job, HT_LANE_PAGES, job->ino) ? n : -ENOMEM;
 }
 
 static void write_pages(fuse_req_t req, struct ht_hidden_file *file, const char *buf, size_t size, uint64_t off)
