@@ -583,32 +583,22 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
     return rc;
 }
 
-static ssize_t give_text(const char *text, ssize_t n, void *buf, size_t cap)
-{
-    if (n < 0 || cap == 0)
-        return n;
-    if ((size_t)n > cap)
-        return -ERANGE;
-    memcpy(buf, text, (size_t)n);
-    return n;
-}
-
 ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
     const struct word *w = find_word(name);
     char text[TEXT_MAX];
-    uint64_t v;
+    uint64_t v = 0;
 
     if (w && w->text) {
         const char *whole = w->text(c, ino);
-        return whole ? give_text(whole, (ssize_t)strlen(whole), buf, cap) : -ENODATA;
+        return whole ? ht_ns_xattr_give(whole, strlen(whole), buf, cap) : -ENODATA;
     }
     if (w && !w->get)
         return ht_ns_getxattr(c->ns, ino, name, buf, cap);
-    if (w)
-        return give_text(text, w->get(c, ino, text, sizeof(text)), buf, cap);
-    int rc = ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
-    return rc ? rc : give_text(text, snprintf(text, sizeof(text), "%llu", (unsigned long long)v), buf, cap);
+    ssize_t n = w ? w->get(c, ino, text, sizeof(text)) : ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
+    if (!w && n == 0)
+        n = snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
+    return n < 0 ? n : ht_ns_xattr_give(text, (size_t)n, buf, cap);
 }
 
 int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)

@@ -373,4 +373,3 @@ HT_FUSE_OPS_OF_ALL(HT_OF_STORE)
 /* ops_hidden.c: an ioctl that is of the hidden tree alone. */
 void ht_hidden_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
                      size_t in_len);
-void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);

@@ -81,10 +81,12 @@ STORE(removexattr, INODE, EOPNOTSUPP, (fuse_req_t req, fuse_ino_t ino, const cha
 
 static void forget_one(fuse_req_t req, fuse_ino_t ino, uint64_t n)
 {
-    if (ht_hidden_match(ino))
+    if (ht_hidden_match(ino)) {
         ht_passthrough_hidden_forget(req, ino, n);
-    else
-        ht_fuse_forget(req, ino, n);
+        return;
+    }
+    ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
+    ht_passthrough_forget(req, ino);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)

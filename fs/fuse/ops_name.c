@@ -60,12 +60,6 @@ void ht_hidden_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     reply_entry(req, rc, &st, true);
 }
 
-void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n)
-{
-    ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
-    ht_passthrough_forget(req, ino);
-}
-
 void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
 {
     struct stat st;

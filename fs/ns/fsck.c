@@ -265,9 +265,7 @@ static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
 
     if (rc != 0)
         return rc;
-    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
-    rc = put_into(&op, folder, i);
-    return end(&op, rc);
+    return end(&op, put_into(&op, folder, ht_ns_inode_find(ns, ino)));
 }
 
 int ht_ns_reconnect(struct ht_ns *ns)
@@ -324,6 +322,5 @@ int ht_ns_lost_found_add(struct ht_ns *ns, uint64_t oid)
     rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
     if (rc != 0)
         return rc;
-    rc = add_locked(&op, folder, oid);
-    return end(&op, rc);
+    return end(&op, add_locked(&op, folder, oid));
 }

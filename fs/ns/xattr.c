@@ -436,7 +436,7 @@ int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
 
 /* ------------------------------------------------------------------- get */
 
-static ssize_t give(const void *value, size_t len, void *buf, size_t cap)
+ssize_t ht_ns_xattr_give(const void *value, size_t len, void *buf, size_t cap)
 {
     if (cap == 0)
         return (ssize_t)len;
@@ -457,10 +457,10 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
         return -ESTALE;
     if (w) {
         word = w->word(word_value(w, i));
-        return word ? give(word, strlen(word), buf, cap) : -ENODATA;
+        return word ? ht_ns_xattr_give(word, strlen(word), buf, cap) : -ENODATA;
     }
     const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
-    return x ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
+    return x ? ht_ns_xattr_give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
 }
 
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)
