@@ -75,9 +75,8 @@ static int check_grad_dtype(const struct ht_attribute *q, char err[HT_CTL_ERROR_
 
     if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
         return may_set_dtype(q, err);
-    snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
-             quoted(q, given));
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
+                         quoted(q, given));
 }
 
 static int check_shape(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
@@ -86,9 +85,9 @@ static int check_shape(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 
     if (ht_parse_shape(q->value, q->len, &shape) == 0)
         return ht_shape_fits(q->ctl, q->ino, q->value, q->len, err);
-    snprintf(err, HT_CTL_ERROR_MAX,
-             "shape: numbers separated by commas, at most %u, as in 1024,768, or " HT_SHAPE_SCALAR, HT_SHAPE_DIMS_MAX);
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL,
+                         "shape: numbers separated by commas, at most %u, as in 1024,768, or " HT_SHAPE_SCALAR,
+                         HT_SHAPE_DIMS_MAX);
 }
 
 static int check_members(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
@@ -97,12 +96,10 @@ static int check_members(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX
     char shape[32];
     int rc = ht_parse_members(q->value, q->len, &elements);
 
-    if (rc) {
-        snprintf(
-            err, HT_CTL_ERROR_MAX,
+    if (rc)
+        return ht_ctl_refuse(
+            err, -EINVAL,
             "members: a line for each parameter in the file, with its first element, shape and name, as in 0 16,32 w");
-        return -EINVAL;
-    }
     rc = snprintf(shape, sizeof(shape), "%llu", (unsigned long long)elements);
     return ht_shape_fits(q->ctl, q->ino, shape, (size_t)rc, err);
 }
@@ -156,9 +153,9 @@ static int check_pin(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
     ht_ns_close(q->ctl->ns, q->ino);
     if (left >= 0)
         return 0;
-    snprintf(err, HT_CTL_ERROR_MAX,
-             "pin: the file needs %lld bytes more than can be pinned: at most half of the DRAM tier", -(long long)left);
-    return -ENOSPC;
+    return ht_ctl_refuse(err, -ENOSPC,
+                         "pin: the file needs %lld bytes more than can be pinned: at most half of the DRAM tier",
+                         -(long long)left);
 }
 
 static int check_next_use(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
@@ -170,13 +167,12 @@ static int check_next_use(const struct ht_attribute *q, char err[HT_CTL_ERROR_MA
     if (rc)
         return rc;
     if (!S_ISREG(st.st_mode))
-        snprintf(err, HT_CTL_ERROR_MAX, "next_use: only files have it");
-    else if (ht_parse_next_use(q->value, q->len, &after_ns))
-        snprintf(err, HT_CTL_ERROR_MAX, "next_use: seconds from now, as in 2.5, more than 0 and at most %u; or never",
-                 HT_NEXT_USE_S_MAX);
-    else
-        return check_owner(q, err);
-    return -EINVAL;
+        return ht_ctl_refuse(err, -EINVAL, "next_use: only files have it");
+    if (ht_parse_next_use(q->value, q->len, &after_ns))
+        return ht_ctl_refuse(err, -EINVAL,
+                             "next_use: seconds from now, as in 2.5, more than 0 and at most %u; or never",
+                             HT_NEXT_USE_S_MAX);
+    return check_owner(q, err);
 }
 
 static int check_steers(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
@@ -188,19 +184,17 @@ static int check_steers(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX]
 static int check_shards(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_shards table;
-    int rc = -EINVAL;
 
     if (!ht_ctl_is_root(q->ctl, q->ino))
-        snprintf(err, HT_CTL_ERROR_MAX, "shards: this is no model root");
-    else if ((rc = ht_shards_parse(q->value, q->len, &table)) != 0)
-        snprintf(
-            err, HT_CTL_ERROR_MAX,
+        return ht_ctl_refuse(err, -EINVAL, "shards: this is no model root");
+    int rc = ht_shards_parse(q->value, q->len, &table);
+    if (rc)
+        return ht_ctl_refuse(
+            err, rc,
             "shards: the number of ranks, at most %u, and then each change of it, as in 4 3-1: 3 ranks, without the "
             "former rank 1; at most %u numbers",
             HT_SHARDS_RANKS_MAX, HT_SHARDS_CHANGES_MAX);
-    else
-        return check_steers(q, err);
-    return rc;
+    return check_steers(q, err);
 }
 
 /* It says which devices its steps wait for. */
@@ -208,9 +202,8 @@ static int check_paths(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
 {
     if (ht_ctl_is_root(q->ctl, q->ino))
         return check_steers(q, err);
-    snprintf(err, HT_CTL_ERROR_MAX,
-             "paths: this is no model root; all other content is on fast devices while they have room");
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL,
+                         "paths: this is no model root; all other content is on fast devices while they have room");
 }
 
 /* Of the program that makes a model of this directory, for itself (optim/torch/hitrain/_making.py). */
@@ -223,8 +216,7 @@ static int check_making(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX]
         return ht_ctl_may_set_words(q->ctl, ht_ctl_is_root(q->ctl, q->ino) ? q->ino : 0, q->ino, "making", q->caller);
     if (rc)
         return rc;
-    snprintf(err, HT_CTL_ERROR_MAX, "making: only directories have it, and at most %d bytes", HT_MAKING_MAX);
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL, "making: only directories have it, and at most %d bytes", HT_MAKING_MAX);
 }
 
 static int check_endurance(const struct ht_attribute *q, char err[HT_CTL_ERROR_MAX])
@@ -232,14 +224,13 @@ static int check_endurance(const struct ht_attribute *q, char err[HT_CTL_ERROR_M
     uint64_t bytes;
 
     if (q->ino != HT_NS_ROOT_INO)
-        snprintf(err, HT_CTL_ERROR_MAX, "endurance: only the mount's root has it");
-    else if (ht_parse_bytes(q->value, q->len, &bytes))
-        snprintf(err, HT_CTL_ERROR_MAX, "endurance: bytes per day, as in 1600000000000 or 1.5T");
-    else if (bytes == 0)
-        snprintf(err, HT_CTL_ERROR_MAX, "endurance: 0 is no budget: every commit writes; remove it to have no budget");
-    else
-        return check_owner(q, err);
-    return -EINVAL;
+        return ht_ctl_refuse(err, -EINVAL, "endurance: only the mount's root has it");
+    if (ht_parse_bytes(q->value, q->len, &bytes))
+        return ht_ctl_refuse(err, -EINVAL, "endurance: bytes per day, as in 1600000000000 or 1.5T");
+    if (bytes == 0)
+        return ht_ctl_refuse(err, -EINVAL,
+                             "endurance: 0 is no budget: every commit writes; remove it to have no budget");
+    return check_owner(q, err);
 }
 
 /* ----------------------------------------------------------- special words */
@@ -592,32 +583,22 @@ int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const voi
     return rc;
 }
 
-static ssize_t give_text(const char *text, ssize_t n, void *buf, size_t cap)
-{
-    if (n < 0 || cap == 0)
-        return n;
-    if ((size_t)n > cap)
-        return -ERANGE;
-    memcpy(buf, text, (size_t)n);
-    return n;
-}
-
 ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
     const struct word *w = find_word(name);
     char text[TEXT_MAX];
-    uint64_t v;
+    uint64_t v = 0;
 
     if (w && w->text) {
         const char *whole = w->text(c, ino);
-        return whole ? give_text(whole, (ssize_t)strlen(whole), buf, cap) : -ENODATA;
+        return whole ? ht_ns_xattr_give(whole, strlen(whole), buf, cap) : -ENODATA;
     }
     if (w && !w->get)
         return ht_ns_getxattr(c->ns, ino, name, buf, cap);
-    if (w)
-        return give_text(text, w->get(c, ino, text, sizeof(text)), buf, cap);
-    int rc = ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
-    return rc ? rc : give_text(text, snprintf(text, sizeof(text), "%llu", (unsigned long long)v), buf, cap);
+    ssize_t n = w ? w->get(c, ino, text, sizeof(text)) : ht_metrics_one(c, ino, name + strlen(HT_XATTR_PREFIX), &v);
+    if (!w && n == 0)
+        n = snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
+    return n < 0 ? n : ht_ns_xattr_give(text, (size_t)n, buf, cap);
 }
 
 int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)

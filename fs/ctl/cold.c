@@ -57,17 +57,13 @@ int ht_cold_begin_root(struct ht_call *q, uint64_t ino)
     char now[HT_NAME_BYTES_MAX + 1];
     int rc = ht_ctl_owner(c, HT_NS_ROOT_INO, &q->caller);
 
-    if (rc) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "cold: only root and the owner of the mount's root directory may");
-        return rc;
-    }
+    if (rc)
+        return ht_ctl_refuse(q->err, rc, "cold: only root and the owner of the mount's root directory may");
     ssize_t n = ht_ns_getxattr(c->ns, q->root, cold_word, now, sizeof(now));
     if (n == (ssize_t)q->cmd->path_len && memcmp(now, q->cmd->path, (size_t)n) == 0)
         return 0;
-    if (!ht_scope_is_empty(c->store, q->root)) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "cold: the model has files already");
-        return -EBUSY;
-    }
+    if (!ht_scope_is_empty(c->store, q->root))
+        return ht_ctl_refuse(q->err, -EBUSY, "cold: the model has files already");
     return ht_ns_setxattr(c->ns, q->root, cold_word, q->cmd->path, q->cmd->path_len, 0);
 }
 

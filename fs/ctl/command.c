@@ -22,8 +22,7 @@ static int evict_content(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
     return rc;
 }
 
-static int move_content(struct ht_call *q, uint64_t ino,
-                        int (*move)(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj))
+static int prefetch_or_evict(struct ht_call *q, uint64_t ino)
 {
     struct ht_obj *obj;
     int rc = ht_ns_open(q->ctl->ns, ino, &obj);
@@ -32,19 +31,9 @@ static int move_content(struct ht_call *q, uint64_t ino,
         snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each", NAMED(q, 120));
     if (rc)
         return rc;
-    rc = move(q->ctl, ino, obj);
+    rc = (q->cmd->id == HT_COMMAND_EVICT ? evict_content : ht_ctl_prefetch)(q->ctl, ino, obj);
     ht_ns_close(q->ctl->ns, ino);
     return rc;
-}
-
-static int prefetch(struct ht_call *q, uint64_t ino)
-{
-    return move_content(q, ino, ht_ctl_prefetch);
-}
-
-static int evict(struct ht_call *q, uint64_t ino)
-{
-    return move_content(q, ino, evict_content);
 }
 
 static int wait_for_updates(struct ht_call *q, uint64_t ino)
@@ -286,10 +275,8 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
 {
     if (seat->claim)
         (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
-    seat->claim = 0;
     if (seat->held)
         ht_ns_kept_release(c->ns, seat->held);
-    seat->held = 0;
 }
 
 /* ------------------------------------------------------------ on the store */
@@ -351,8 +338,8 @@ static const struct verb {
     [HT_COMMAND_ABORT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_RESET] = {OF_PARAM, reset_param, W_OK},
     [HT_COMMAND_DROP] = {OF_PARAM, drop, W_OK},
-    [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch, R_OK},
-    [HT_COMMAND_EVICT] = {OF_FILE, evict, R_OK},
+    [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch_or_evict, R_OK},
+    [HT_COMMAND_EVICT] = {OF_FILE, prefetch_or_evict, R_OK},
     [HT_COMMAND_SCRUB] = {OF_STORE, start_or_stop_scrub, 0, "a scrub"},
     [HT_COMMAND_TRIM] = {OF_STORE, trim, 0, "a trim"},
     [HT_COMMAND_BACKGROUND] = {OF_STORE, pause_or_resume, 0, "work in the background"},
@@ -383,9 +370,9 @@ static int run_on_file(struct ht_call *q, const struct verb *v, uint64_t ino)
 {
     if (v->of == OF_FILE || is_param(q, ino))
         return v->run(q, ino);
-    snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
-             NAMED(q, 120));
-    return -EINVAL;
+    return ht_ctl_refuse(q->err, -EINVAL,
+                         "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
+                         NAMED(q, 120));
 }
 
 static int run_with_path(struct ht_call *q, const struct verb *v)
@@ -398,11 +385,9 @@ static int run_with_path(struct ht_call *q, const struct verb *v)
         if (rc)
             ht_ns_forget(q->ctl->ns, ino, 1);
     }
-    if (rc) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s': %s", NAMED(q, 160),
-                 rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
-        return rc;
-    }
+    if (rc)
+        return ht_ctl_refuse(q->err, rc, "'%.*s': %s", NAMED(q, 160),
+                             rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
     rc = run_on_file(q, v, ino);
     ht_ns_forget(q->ctl->ns, ino, 1);
     return rc;
@@ -411,15 +396,13 @@ static int run_with_path(struct ht_call *q, const struct verb *v)
 /* For the owner of the store, on the store. */
 static int run_on_store(struct ht_call *q, const struct verb *v)
 {
-    if (q->dir != HT_NS_ROOT_INO) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root",
-                 v->what);
-        return -EINVAL;
-    }
+    if (q->dir != HT_NS_ROOT_INO)
+        return ht_ctl_refuse(q->err, -EINVAL, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root",
+                             v->what);
     int rc = ht_ctl_owner(q->ctl, q->dir, &q->caller);
     if (rc)
-        snprintf(q->err, HT_CTL_ERROR_MAX, "%s is for root and the owner of the mount's root directory", v->what);
-    return rc ? rc : v->run(q, 0);
+        return ht_ctl_refuse(q->err, rc, "%s is for root and the owner of the mount's root directory", v->what);
+    return v->run(q, 0);
 }
 
 static int run_verb(struct ht_call *q, const struct verb *v)
@@ -436,8 +419,7 @@ static int run_verb(struct ht_call *q, const struct verb *v)
         return v->run(q, 0);
     if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && !cmd->full && q->dir == HT_NS_ROOT_INO)
         return ht_store_commit(q->ctl->store);
-    snprintf(q->err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
-    return -EINVAL;
+    return ht_ctl_refuse(q->err, -EINVAL, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
 }
 
 /* The optimizer names its refusals in the root's error; other refusals are put there now. */

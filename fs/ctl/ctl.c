@@ -379,10 +379,10 @@ int ht_ctl_need_whole(struct ht_ctl *c, uint64_t root, bool or_claimed, char err
     const char *when = strchr(text, ' ');
     if (!when || strcmp(when, now) != 0 || (or_claimed && !st.open && st.claimed_by[0]))
         return 0;
-    snprintf(err, HT_CTL_ERROR_MAX,
-             "this model is half-made: make it anew, abort to take it back, or remove its attribute " HT_XATTR_PREFIX
-             "making to take it so");
-    return -EBUSY;
+    return ht_ctl_refuse(
+        err, -EBUSY,
+        "this model is half-made: make it anew, abort to take it back, or remove its attribute " HT_XATTR_PREFIX
+        "making to take it so");
 }
 
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)

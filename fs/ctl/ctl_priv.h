@@ -15,6 +15,10 @@
 
 enum { HT_LAST_ERRORS_MAX = 256 }; /* remembered texts, see last_error.c */
 
+/* Puts the message into err, as many bytes as an optimizer's. Returns error. */
+#define ht_ctl_refuse ht_optim_refuse
+static_assert((int)HT_CTL_ERROR_MAX == (int)HT_OPTIM_ERROR_MAX, "one function fills both");
+
 /* The last refused action of an inode, for the word error. */
 struct ht_last_error {
     uint64_t ino;     /* that shows it; 0: free */

@@ -235,25 +235,19 @@ uint64_t ht_delta_bytes(const struct ht_delta_file *f)
 
 /* ------------------------------------------------------------------- bytes */
 
-/* The tensor that has this byte after the header. */
-static const struct tensor *find_tensor(const struct ht_delta_file *f, uint64_t at)
-{
-    size_t next = 1;
-
-    HT_PARTITION_POINT(next, f->tensors, i, f->tensor[i].at <= at);
-    return &f->tensor[next - 1];
-}
-
 /* Of the header, or of one tensor. */
 static ssize_t read_part(struct ht_delta_file *f, uint64_t off, void *buf, size_t len)
 {
+    size_t next = 1;
+
     if (off < f->header_bytes) {
         size_t n = ht_min_u64(len, f->header_bytes - off);
         memcpy(buf, f->header + off, n);
         return (ssize_t)n;
     }
     off -= f->header_bytes;
-    const struct tensor *t = find_tensor(f, off);
+    HT_PARTITION_POINT(next, f->tensors, i, f->tensor[i].at <= off);
+    const struct tensor *t = &f->tensor[next - 1];
     ssize_t n = ht_optim_delta_read(f->delta, t->param, t->values, off - t->at, buf, len);
     return n ? n : -EIO;
 }

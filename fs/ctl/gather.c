@@ -250,15 +250,6 @@ static const char *end_of_line(const char *at, const char *end)
     return newline ? newline : end;
 }
 
-static uint32_t count_lines(const char *at, const char *end)
-{
-    uint32_t count = 0;
-
-    for (; at < end; at = end_of_line(at, end) + 1)
-        count++;
-    return count;
-}
-
 /* Opens what the lines name. After an error none is open. */
 static int open_lines(struct ht_gather *g, const char *at, const char *end, const struct ht_caller *caller,
                       struct member *out)
@@ -330,10 +321,12 @@ static int add(struct ht_gather *g, const char *lines, const char *end, const st
 int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const struct ht_caller *caller)
 {
     const char *end = lines + len;
-    uint32_t count = count_lines(lines, end);
+    uint32_t count = 0;
+
+    for (const char *at = lines; at < end; at = end_of_line(at, end) + 1)
+        count++;
     struct member *fresh = calloc(count + 1, sizeof(*fresh));
     int rc = fresh ? take_members(g, count) : -ENOMEM;
-
     if (rc) {
         ht_last_error_set(g->ctl, g->root, "gather", "gather: no room for %u members more: %s", count, strerror(-rc));
     } else {
@@ -348,15 +341,6 @@ int ht_gather_add(struct ht_gather *g, const char *lines, size_t len, const stru
 }
 
 /* ------------------------------------------------------------------- bytes */
-
-/* The first member that ends after off, of count; count: none. */
-static uint32_t find_member(struct ht_gather *g, enum side side, uint64_t off, uint32_t count)
-{
-    uint32_t found = 0;
-
-    HT_PARTITION_POINT(found, count, i, member_at(g, i)->end[side] <= off);
-    return found;
-}
 
 /* Reads the values, or writes the gradient and leaves buf as it is. */
 static ssize_t move_piece(struct ht_gather *g, enum side side, const struct member *m, uint64_t off, void *buf,
@@ -378,10 +362,11 @@ static ssize_t move_piece(struct ht_gather *g, enum side side, const struct memb
 /* The pieces of [off, off+len), until one fails or ends early. */
 static ssize_t move(struct ht_gather *g, enum side side, uint64_t off, void *buf, size_t len, bool waits)
 {
-    uint32_t count = g->count, i = find_member(g, side, off, count);
+    uint32_t count = g->count, i = 0;
     size_t done = 0;
     ssize_t n = 0;
 
+    HT_PARTITION_POINT(i, count, at, member_at(g, at)->end[side] <= off);
     for (; i < count && done < len; i++) {
         const struct member *m = member_at(g, i);
         uint64_t at = off + done - (m->end[side] - m->bytes[side]);

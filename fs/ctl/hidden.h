@@ -76,13 +76,6 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
  */
 void ht_hidden_wait_updates(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len);
 void ht_hidden_drop_pages(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len);
-bool ht_hidden_is_dense(const struct ht_hidden_file *f);
-/* Are its writes traced member by member? */
-bool ht_hidden_is_traced(const struct ht_hidden_file *f);
-/* Bytes of a whole gradient; 0: it is no gradient. */
-uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
-/* The parameter of a gradient or state. */
-uint64_t ht_hidden_param(const struct ht_hidden_file *f);
 /* ftruncate: of a gradient that is open for writing only, ht_grad_set_size; else nothing. */
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_MUST_CHECK;
 /* Called for each closing descriptor, maybe early and often. */
@@ -90,9 +83,15 @@ int ht_hidden_flush(struct ht_hidden_file *f) HT_MUST_CHECK;
 int ht_hidden_fsync(struct ht_hidden_file *f, const struct ht_caller *caller) HT_MUST_CHECK;
 void ht_hidden_release(struct ht_hidden_file *f);
 
-/* fs/fuse counts this open among those of a passthrough gradient. Set before a client can use the file. */
-void ht_hidden_set_counted(struct ht_hidden_file *f);
-bool ht_hidden_is_counted(const struct ht_hidden_file *f);
+/* What fs/fuse asks of an open file. It sets counted alone, before a client can use the file. */
+struct ht_hidden_about {
+    enum ht_traffic_kind reads, writes;
+    uint64_t param;          /* of a gradient or state */
+    uint64_t gradient_bytes; /* of the whole; 0: it is no gradient in .hitrain/grad/ */
+    bool traced;             /* its writes are, member by member */
+    bool counted;            /* among the opens of a passthrough gradient */
+};
+struct ht_hidden_about *ht_hidden_about(struct ht_hidden_file *f);
 
 /* Its reads go to HT_LANE_PAUSES from now on. -EINVAL: it is no state of a kept step. */
 int ht_hidden_set_background(struct ht_hidden_file *f) HT_MUST_CHECK;
@@ -121,9 +120,6 @@ enum ht_lane_kind {
 enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH, HT_HIDDEN_OPS };
 /* buf: the bytes to write. One in no lane must not wait. */
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len);
-/* Of its writes; and of its reads. */
-enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
-enum ht_traffic_kind ht_hidden_read_traffic(const struct ht_hidden_file *f);
 
 /* After a mount that ended with open files: no client will close them. No other call may be in progress. */
 void ht_hidden_close_all(struct ht_ctl *c);

@@ -35,8 +35,8 @@ struct ht_hidden_file {
     struct ht_ctl *ctl;
     uint64_t ino;
     const struct contents *row;
-    int flags;                  /* of the open */
-    bool counted;               /* by fs/fuse */
+    int flags; /* of the open */
+    struct ht_hidden_about about;
     _Atomic bool background;    /* HT_IOCTL_BACKGROUND */
     struct ht_param_desc param; /* with row->of_param */
     struct ht_shard_map *shard; /* of shards; NULL: the whole */
@@ -586,6 +586,11 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
         free_file(f);
         return rc;
     }
+    f->about = (struct ht_hidden_about){.reads = f->gather ? HT_TRAFFIC_PARAM : f->row->traffic,
+                                        .writes = f->row->traffic,
+                                        .param = ht_hidden_base(ino),
+                                        .gradient_bytes = ht_hidden_is_gradient(ino) ? ht_grad_size(f->grad) : 0,
+                                        .traced = f->gather};
     ht_ctl_link(c, &c->files, &f->link);
     *out = f;
     return 0;
@@ -620,9 +625,9 @@ void ht_hidden_close_all(struct ht_ctl *c)
         ht_hidden_release(ht_list_entry(c->files.next, struct ht_hidden_file, link));
 }
 
-void ht_hidden_set_counted(struct ht_hidden_file *f)
+struct ht_hidden_about *ht_hidden_about(struct ht_hidden_file *f)
 {
-    f->counted = true;
+    return &f->about;
 }
 
 int ht_hidden_set_background(struct ht_hidden_file *f)
@@ -631,11 +636,6 @@ int ht_hidden_set_background(struct ht_hidden_file *f)
         return -EINVAL;
     f->background = true;
     return 0;
-}
-
-bool ht_hidden_is_counted(const struct ht_hidden_file *f)
-{
-    return f->counted;
 }
 
 bool ht_hidden_open_waits(uint64_t ino)
@@ -680,11 +680,6 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     return f->row->write ? f->row->write(f, off, buf, len, waits) : -EBADF;
 }
 
-bool ht_hidden_is_traced(const struct ht_hidden_file *f)
-{
-    return f->gather;
-}
-
 int ht_hidden_flush(struct ht_hidden_file *f)
 {
     return f->row->flush ? f->row->flush(f) : 0;
@@ -699,17 +694,9 @@ int ht_hidden_fsync(struct ht_hidden_file *f, const struct ht_caller *caller)
 /* A client that may map the gradient uses `apply` to hand it over. */
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes)
 {
-    return ht_hidden_is_dense(f) && (f->flags & O_ACCMODE) == O_WRONLY ? ht_grad_set_size(f->grad, bytes) : 0;
-}
+    bool sets = ht_hidden_is_gradient(f->ino) && (f->flags & O_ACCMODE) == O_WRONLY;
 
-bool ht_hidden_is_dense(const struct ht_hidden_file *f)
-{
-    return ht_hidden_is_gradient(f->ino);
-}
-
-uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
-{
-    return ht_hidden_is_dense(f) ? ht_grad_size(f->grad) : 0;
+    return sets ? ht_grad_set_size(f->grad, bytes) : 0;
 }
 
 bool ht_hidden_gathers(uint64_t ino)
@@ -727,11 +714,6 @@ bool ht_hidden_commands(uint64_t ino)
     return ht_hidden_kind(ino) == HT_HIDDEN_CTL;
 }
 
-uint64_t ht_hidden_param(const struct ht_hidden_file *f)
-{
-    return ht_hidden_base(f->ino);
-}
-
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino)
 {
     return ht_ctl_root_of(c, ht_hidden_base(ino));
@@ -744,14 +726,4 @@ enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_
     if (op == HT_HIDDEN_READ && f->background)
         return HT_LANE_PAUSES;
     return turn ? HT_LANE_TURN : f->row->lane[op];
-}
-
-enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
-{
-    return f->row->traffic;
-}
-
-enum ht_traffic_kind ht_hidden_read_traffic(const struct ht_hidden_file *f)
-{
-    return f->gather ? HT_TRAFFIC_PARAM : f->row->traffic;
 }

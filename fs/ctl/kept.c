@@ -14,11 +14,9 @@ int ht_kept_snapshot(struct ht_call *q, uint64_t ino)
 {
     const char *name = q->cmd->name[0] ? q->cmd->name : NULL;
 
-    if (name && ht_ns_kept_check_name(name)) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "'%s' is no name for a kept step: digits alone are the number of a step",
-                 name);
-        return -EINVAL;
-    }
+    if (name && ht_ns_kept_check_name(name))
+        return ht_ctl_refuse(q->err, -EINVAL, "'%s' is no name for a kept step: digits alone are the number of a step",
+                             name);
     int rc = ht_ctl_need_whole(q->ctl, q->root, false, q->err);
     return rc ? rc : ht_optim_snapshot_by(q->ctl->optim, q->root, name, &q->by);
 }
@@ -53,10 +51,8 @@ int ht_kept_forget(struct ht_call *q, uint64_t ino)
 
     if (rc)
         return rc;
-    if (ht_optim_root_stat(q->ctl->optim, q->root, &st) == 0 && st.open) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "a step is open: commit or abort first");
-        return -EBUSY;
-    }
+    if (ht_optim_root_stat(q->ctl->optim, q->root, &st) == 0 && st.open)
+        return ht_ctl_refuse(q->err, -EBUSY, "a step is open: commit or abort first");
     rc = strcmp(name, "*") == 0 ? forget_all(q->ctl, q->root) : ht_ns_kept_forget(q->ctl->ns, q->root, name);
     if (rc == -ENOENT)
         snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", name);
@@ -113,10 +109,8 @@ int ht_kept_hold(struct ht_call *q, uint64_t ino)
     uint64_t held;
     int rc = ht_ns_kept_hold(q->ctl->ns, q->root, q->cmd->name, &held);
 
-    if (rc) {
-        snprintf(q->err, HT_CTL_ERROR_MAX, "there is no kept step '%s'", q->cmd->name);
-        return rc;
-    }
+    if (rc)
+        return ht_ctl_refuse(q->err, rc, "there is no kept step '%s'", q->cmd->name);
     if (q->seat->held)
         ht_ns_kept_release(q->ctl->ns, q->seat->held);
     q->seat->held = held;

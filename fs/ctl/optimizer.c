@@ -18,10 +18,8 @@ int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *ou
     char text[HT_OPTIM_CONFIG_TEXT_MAX];
     ssize_t n = ht_ns_getxattr(c->ns, ino, word, text, sizeof(text));
 
-    if (n < 0) {
-        snprintf(err, HT_OPTIM_ERROR_MAX, "the attribute cannot be read: %s", strerror((int)-n));
-        return (int)n;
-    }
+    if (n < 0)
+        return ht_ctl_refuse(err, (int)n, "the attribute cannot be read: %s", strerror((int)-n));
     return ht_optim_config_parse(text, (size_t)n, out, err);
 }
 

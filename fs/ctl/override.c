@@ -60,8 +60,7 @@ static struct earlier *find_earlier(const struct ht_ctl *c, uint64_t ino)
 
 static int refuse_directory(char err[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(err, HT_OPTIM_ERROR_MAX, "only a file has words for ranges of elements");
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL, "only a file has words for ranges of elements");
 }
 
 /* The file comes last, so its sections amend all other words. */
@@ -139,30 +138,22 @@ static int try_text(struct ht_ctl *c, uint64_t root, uint64_t ino, uint64_t trie
     return rc;
 }
 
-static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_MAX])
-{
-    char path[160];
-
-    ht_ns_path(c->ns, param, path, sizeof(path));
-    snprintf(err, HT_OPTIM_ERROR_MAX, "%s has state of another rule: reset it first", path);
-    return -EBUSY;
-}
-
 /* Text that amends the words of ino would make them config: fits its state, and an open step? */
 static int check_config(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_optim_config *config,
                         char err[HT_OPTIM_ERROR_MAX])
 {
     struct ht_optim_config before;
-    char why[HT_OPTIM_ERROR_MAX];
+    char why[HT_OPTIM_ERROR_MAX], path[160];
 
-    if (!ht_optim_state_fits(c->optim, ino, config))
-        return name_state(c, ino, err);
+    if (!ht_optim_state_fits(c->optim, ino, config)) {
+        ht_ns_path(c->ns, ino, path, sizeof(path));
+        return ht_ctl_refuse(err, -EBUSY, "%s has state of another rule: reset it first", path);
+    }
     if (ht_optim_words_as_of(c->optim, root) == UINT64_MAX || ht_optim_words_of(c->optim, root, ino, &before, why))
         return 0;
     if (before.state_bits == config->state_bits && before.state_bits_min == config->state_bits_min)
         return 0;
-    snprintf(err, HT_OPTIM_ERROR_MAX, "state_bits cannot change while a step is open: commit or abort it first");
-    return -EBUSY;
+    return ht_ctl_refuse(err, -EBUSY, "state_bits cannot change while a step is open: commit or abort it first");
 }
 
 struct params {
@@ -328,10 +319,9 @@ static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct 
 
 static int refuse_more(const struct ht_ctl *c, char err[HT_OPTIM_ERROR_MAX])
 {
-    snprintf(err, HT_OPTIM_ERROR_MAX,
-             "the words of %zu files were changed in open steps: commit or abort the step first",
-             c->earlier_words.count);
-    return -EBUSY;
+    return ht_ctl_refuse(err, -EBUSY,
+                         "the words of %zu files were changed in open steps: commit or abort the step first",
+                         c->earlier_words.count);
 }
 
 /*

@@ -78,11 +78,10 @@ int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, 
     const struct ht_dtype_word *row = ht_dtype_row(t.dtype);
     if (!row || ht_parse_shape(text, len, &shape) || shape.elements * row->bytes == (uint64_t)st.st_size)
         return 0;
-    snprintf(
-        err, HT_CTL_ERROR_MAX,
+    return ht_ctl_refuse(
+        err, -EINVAL,
         "shape %.*s says %llu elements, but the file has %lld bytes of %s: set the shape that it has, or remove it",
         (int)ht_min_u64(len, 64), text, (unsigned long long)shape.elements, (long long)st.st_size, row->word);
-    return -EINVAL;
 }
 
 int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *config, struct ht_optim_sections *sections,
@@ -92,9 +91,8 @@ int ht_shape_blocks(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *conf
 
     if (ht_shape_of(c, ino, &shape) == 0)
         return ht_muon_blocks(shape.dim, shape.count, config, sections, err);
-    snprintf(err, HT_OPTIM_ERROR_MAX,
-             "muon needs to know the shape of the matrix: set " HT_XATTR_PREFIX "shape, as in 1024,768");
-    return -EINVAL;
+    return ht_ctl_refuse(err, -EINVAL,
+                         "muon needs to know the shape of the matrix: set " HT_XATTR_PREFIX "shape, as in 1024,768");
 }
 
 int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX])
@@ -181,15 +179,6 @@ ssize_t ht_ctl_param_read(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, vo
     return rc ? rc : ht_obj_read(obj, off, buf, len);
 }
 
-static ssize_t write_with_space(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
-{
-    ssize_t n = ht_obj_write(obj, off, buf, len);
-
-    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
-        n = ht_obj_write(obj, off, buf, len);
-    return n;
-}
-
 ssize_t ht_ctl_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, const void *buf, size_t len)
 {
     uint64_t ino = ht_obj_id(obj), size = ht_obj_size(obj);
@@ -198,7 +187,9 @@ ssize_t ht_ctl_param_write(struct ht_ctl *c, struct ht_obj *obj, uint64_t off, c
         return -ESTALE;
     if (ht_optim_readable(c->optim, ino, off, len, NULL) == -EIO)
         return -EIO;
-    ssize_t n = write_with_space(c, obj, off, buf, len);
+    ssize_t n = ht_obj_write(obj, off, buf, len);
+    for (bool again = false; n == -ENOSPC && ht_store_make_space(c->store, again) == 0; again = true)
+        n = ht_obj_write(obj, off, buf, len);
     if (n > 0)
         ht_ns_touch(c->ns, ino, true);
     return n;

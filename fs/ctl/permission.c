@@ -36,8 +36,6 @@ int ht_person_init(struct ht_person *p, const struct ht_caller *caller)
 void ht_person_free(struct ht_person *p)
 {
     free(p->gids);
-    p->gids = NULL;
-    p->gid_count = 0;
 }
 
 static size_t groups_of(void *ctx, uint32_t *gids, size_t cap)

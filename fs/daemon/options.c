@@ -423,27 +423,14 @@ static const struct option longs[] = {
 
 static int set_flag(struct ht_options *o, int flag)
 {
-    switch (flag) {
-    case 'f':
-        o->foreground = true;
-        return 0;
-    case 's':
-        o->single_thread = true;
-        return 0;
-    case 'd':
-        o->debug = o->foreground = true;
-        return 0;
-    case 'h':
-        o->help = true;
-        return 0;
-    case 'V':
-        o->version = true;
-        return 0;
-    case 'o':
+    o->foreground |= flag == 'f' || flag == 'd';
+    o->single_thread |= flag == 's';
+    o->debug |= flag == 'd';
+    o->help |= flag == 'h';
+    o->version |= flag == 'V';
+    if (flag == 'o')
         return set_list(o, optarg);
-    default:
-        return -EINVAL; /* getopt has printed the reason */
-    }
+    return flag == '?' ? -EINVAL : 0; /* getopt has printed the reason */
 }
 
 /* The options that replace the arguments. The mount gives the first device. */

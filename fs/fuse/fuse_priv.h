@@ -164,12 +164,6 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
 /* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
-/* ops_ioctl.c: the answer to HT_IOCTL_SAME on an open file, or on a state (NULL); in has in_len bytes. */
-struct ht_open;
-/* To HT_IOCTL_PLACES and HT_IOCTL_PLACES_TELL. */
-void ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap);
-void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap);
-void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap); /* to HT_IOCTL_PASSED, on a file or a gradient */
 /* With the content's bytes. reader: that of the request's descriptor, or NULL. began_ns: of the request; 0: now. */
 void ht_reply_read(fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, size_t len,
                    enum ht_traffic_kind kind, uint64_t began_ns);
@@ -233,7 +227,7 @@ void ht_passthrough_forget(fuse_req_t req, uint64_t ino);
 void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
 void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
 void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
-bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_about *about, int flags,
                                 struct fuse_file_info *fi) HT_MUST_CHECK;
 void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
 struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */
@@ -326,13 +320,8 @@ bool ht_job_run(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like);
  * As ht_job_run, for a write of these. If much waits in the lane already only its first bytes (like->size is how many);
  * one that cannot be cut gets -ENOMEM. req NULL: nobody waits for an answer.
  */
-bool ht_job_write_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
-                      const struct fuse_file_info *fi);
-static inline bool ht_job_write(fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
-                                const struct fuse_file_info *fi)
-{
-    return ht_job_write_for(ht_fuse_of(req), req, kind, like, fi);
-}
+bool ht_job_write(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                  const struct fuse_file_info *fi);
 /*
  * A read after HT_IOCTL_BACKGROUND, as a job; fn counts reads_behind down at its end. Asynchronous reads are requests
  * in the background of the kernel, which has HT_FUSE_BACKGROUND for all. False: so many wait that the caller reads now.
@@ -366,9 +355,9 @@ void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
  * chooses, but for those of all, which know both. X(op)
  */
 /* clang-format off */
-#define HT_FUSE_OPS_OF_ALL(X) X(getattr) X(getxattr) X(listxattr) X(readdir) X(readdirplus) X(readlink) X(statfs)
+#define HT_FUSE_OPS_OF_ALL(X) X(getattr) X(getxattr) X(ioctl) X(listxattr) X(readdir) X(readdirplus) X(readlink) X(statfs)
 #define HT_FUSE_OPS_OF_BOTH(X) \
-    X(setattr) X(lookup) X(open) X(read) X(write) X(flush) X(release) X(fsync) X(ioctl) X(opendir) X(releasedir)
+    X(setattr) X(lookup) X(open) X(read) X(write) X(flush) X(release) X(fsync) X(opendir) X(releasedir)
 #define HT_FUSE_OPS_OF_STORE(X) \
     X(create) X(lseek) X(fsyncdir) X(mknod) X(mkdir) X(unlink) X(rmdir) X(symlink) X(link) X(rename) X(tmpfile) \
     X(fallocate) X(copy_file_range) X(setxattr) X(removexattr)
@@ -380,4 +369,6 @@ HT_FUSE_OPS_OF_BOTH(HT_OF_BOTH)
 HT_FUSE_OPS_OF_STORE(HT_OF_STORE)
 HT_FUSE_OPS_OF_ALL(HT_OF_STORE)
 
-void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);
+/* ops_hidden.c: an ioctl that is of the hidden tree alone. */
+void ht_hidden_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
+                     size_t in_len);

@@ -519,8 +519,8 @@ static bool takes(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key, const
     return true;
 }
 
-bool ht_job_write_for(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
-                      const struct fuse_file_info *fi)
+bool ht_job_write(struct ht_fuse *f, fuse_req_t req, enum ht_lane_kind kind, struct ht_job *like,
+                  const struct fuse_file_info *fi)
 {
     like->key = like->key ? like->key : ht_job_key(f, like->ino);
     if (takes(f, kind, like->key, fi, &like->size))

@@ -68,10 +68,6 @@ STORE(copy_file_range, ht_hidden_match(ino_in) || ht_hidden_match(ino_out), EOPN
       (req, ino_in, off_in, fi_in, ino_out, off_out, fi_out, len, flags))
 STORE(lseek, INODE, EINVAL, (fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi),
       (req, ino, off, whence, fi))
-BOTH(ioctl, INODE,
-     (fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
-      const void *in, size_t in_len, size_t out_cap),
-     (req, ino, cmd, arg, fi, flags, in, in_len, out_cap))
 
 BOTH(opendir, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
 BOTH(releasedir, INODE, (fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi), (req, ino, fi))
@@ -85,10 +81,12 @@ STORE(removexattr, INODE, EOPNOTSUPP, (fuse_req_t req, fuse_ino_t ino, const cha
 
 static void forget_one(fuse_req_t req, fuse_ino_t ino, uint64_t n)
 {
-    if (ht_hidden_match(ino))
+    if (ht_hidden_match(ino)) {
         ht_passthrough_hidden_forget(req, ino, n);
-    else
-        ht_fuse_forget(req, ino, n);
+        return;
+    }
+    ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
+    ht_passthrough_forget(req, ino);
 }
 
 static void op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)

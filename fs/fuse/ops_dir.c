@@ -76,12 +76,6 @@ static bool append_entry(struct listing *l, const char *name, const struct stat 
     return true;
 }
 
-static size_t room_for(const struct listing *l, const char *name)
-{
-    return l->plus ? fuse_add_direntry_plus(l->req, NULL, 0, name, NULL, 0)
-                   : fuse_add_direntry(l->req, NULL, 0, name, NULL, 0);
-}
-
 static int add_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct listing *l = ctx;
@@ -93,7 +87,9 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED
         return 1;
     }
     /* Room first: the kernel would never give back a count that it does not know. */
-    if (room_for(l, e->name) > l->cap - l->len)
+    size_t need = l->plus ? fuse_add_direntry_plus(l->req, NULL, 0, e->name, NULL, 0)
+                          : fuse_add_direntry(l->req, NULL, 0, e->name, NULL, 0);
+    if (need > l->cap - l->len)
         return 1;
     if (l->plus)
         counted = ht_ns_getattr_locked(l->fuse->ns, e->ino, true, &st) == 0;

@@ -324,17 +324,6 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
 }
 
 /*
- * An empty file whose first write is direct and large is one that a framework swaps tensors through: it gets the chunks
- * of a tensor. A file that has content keeps its chunks.
- */
-static void adapt_chunks(struct ht_fuse *f, struct ht_open *o, size_t size)
-{
-    if (size < LARGE_WRITE_BYTES || ht_obj_size(o->obj) > 0)
-        return;
-    (void)!ht_obj_set_chunk_bytes(o->obj, ht_store_layout(f->store)->chunk_bytes);
-}
-
-/*
  * The kernel makes EIO of a short answer to an asynchronous direct write, and the request does not say whether it is
  * one. So a direct write that fits in part fails as a whole, and the file is not longer than before: the next append
  * begins where this one did. Bytes inside the former size may have changed.
@@ -344,7 +333,12 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
 {
     uint64_t before = ht_max_u64(ht_obj_size(o->obj), off);
 
-    adapt_chunks(f, o, size);
+    /*
+     * An empty file whose first write is direct and large is one that a framework swaps tensors through: it gets the
+     * chunks of a tensor. A file that has content keeps its chunks.
+     */
+    if (size >= LARGE_WRITE_BYTES && ht_obj_size(o->obj) == 0)
+        (void)!ht_obj_set_chunk_bytes(o->obj, ht_store_layout(f->store)->chunk_bytes);
     ssize_t n = write_now(f, o, buf, size, off, true, out_error);
     if (*out_error == 0 || n < 0)
         return n;
@@ -405,7 +399,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
                              .flags = fi->flags,
                              .key = o->root,
                              .may_end = true};
-        ht_job_write(req, HT_LANE_UPDATE, &job, fi);
+        ht_job_write(f, req, HT_LANE_UPDATE, &job, fi);
         return;
     }
     struct ht_trace_mark mark = ht_trace_begin();

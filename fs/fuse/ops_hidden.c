@@ -12,20 +12,9 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;
 }
 
-/* Each write of a sparse gradient is an access of no bytes. */
-static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, uint64_t bytes,
-                           const struct ht_trace_mark *mark)
-{
-    bool dense = ht_hidden_is_dense(file);
-
-    if (ht_hidden_traffic(file) == HT_TRAFFIC_GRAD && !ht_hidden_is_traced(file))
-        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, ht_hidden_param(file), dense ? off : 0,
-                     dense ? bytes : 0);
-}
-
 static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
 {
-    if (ht_hidden_is_counted(file))
+    if (ht_hidden_about(file)->counted)
         ht_passthrough_hidden_close(f, ino);
     ht_hidden_release(file);
 }
@@ -42,9 +31,9 @@ static void job_open(struct ht_job *job)
         return;
     }
     fi.fh = (uintptr_t)file;
-    fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    if (ht_passthrough_hidden_open(job->req, job->ino, file, job->flags, &fi))
-        ht_hidden_set_counted(file);
+    struct ht_hidden_about *about = ht_hidden_about(file);
+    fi.parallel_direct_writes = about->writes != HT_TRAFFIC_OTHER;
+    about->counted = ht_passthrough_hidden_open(job->req, job->ino, about, job->flags, &fi);
     if (fuse_reply_open(job->req, &fi))
         release(job->fuse, job->ino, file);
 }
@@ -63,7 +52,7 @@ static void job_read(struct ht_job *job)
 
     if (buf)
         n = ht_hidden_read(job->file, job->off, buf, ht_min_u64(job->size, HT_FUSE_IO_BYTES));
-    ht_count_read(job->fuse, ht_hidden_read_traffic(job->file), n);
+    ht_count_read(job->fuse, ht_hidden_about(job->file)->reads, n);
     if (n < 0)
         ht_reply(job->req, (int)n);
     else
@@ -90,12 +79,16 @@ void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     ht_job_run(req, lane == HT_LANE_PAUSES ? HT_LANE_NONE : lane, &job);
 }
 
-static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,
+static void reply_written(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, ssize_t n,
                           const struct ht_trace_mark *mark)
 {
-    ht_count_written(f, ht_hidden_traffic(file), n);
-    if (n > 0)
-        trace_gradient(f, file, off, (uint64_t)n, mark);
+    const struct ht_hidden_about *about = ht_hidden_about(file);
+    bool dense = about->gradient_bytes; /* each write of a sparse gradient is an access of no bytes */
+
+    ht_count_written(f, about->writes, n);
+    if (n > 0 && about->writes == HT_TRAFFIC_GRAD && !about->traced)
+        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, about->param, dense ? off : 0,
+                     dense ? (uint64_t)n : 0);
     if (n < 0)
         ht_reply(req, (int)n);
     else
@@ -122,34 +115,24 @@ static void job_drop_pages(struct ht_job *job)
     cache->drop_data(cache->ctx, job->ino, 0, 0);
 }
 
-static int drop_later(struct ht_fuse *f, uint64_t param)
-{
-    struct ht_job *job = ht_job_new(f, NULL, job_drop_pages);
-
-    if (!job)
-        return -ENOMEM;
-    job->ino = param;
-    return ht_job_submit_once(job, HT_LANE_PAGES, param) ? 0 : -ENOMEM;
-}
-
 /* Root's writes leave setuid and setgid bits, and who changed pages of a mapping is unknown. */
-static void drop_privilege(fuse_req_t req, const struct ht_hidden_file *file, bool pages)
+static void drop_privilege(fuse_req_t req, struct ht_hidden_file *file, bool pages)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t param = ht_hidden_param(file);
+    uint64_t param = ht_hidden_about(file)->param;
 
     if (ht_privileged(f, param))
         ht_privilege_drop(f, param, pages || fuse_req_ctx(req)->uid == 0 ? 0 : ht_privilege_kills(req, param));
 }
 
 /* The kernel takes a part of its pages for the whole. A write beyond the end is no lost one. */
-static ssize_t count_failed(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, size_t size, bool pages,
+static ssize_t count_failed(struct ht_fuse *f, struct ht_hidden_file *file, uint64_t off, size_t size, bool pages,
                             ssize_t n)
 {
     if (pages && n >= 0 && (size_t)n < size)
         n = -EIO;
     if (n < 0 && (pages || n != -EINVAL))
-        ht_ctl_write_failed(f->ctl, ht_hidden_param(file), off, size, (int)n, pages);
+        ht_ctl_write_failed(f->ctl, ht_hidden_about(file)->param, off, size, (int)n, pages);
     return n;
 }
 
@@ -157,9 +140,12 @@ static ssize_t write_then_drop(struct ht_fuse *f, struct ht_hidden_file *file, u
                                size_t size, bool pages)
 {
     ssize_t n = count_failed(f, file, off, size, pages, ht_hidden_write(file, off, buf, size, true));
-    int rc = drop_later(f, ht_hidden_param(file));
+    struct ht_job *job = ht_job_new(f, NULL, job_drop_pages);
 
-    return rc ? rc : n;
+    if (!job)
+        return -ENOMEM;
+    job->ino = ht_hidden_about(file)->param;
+    return ht_job_submit_once(job, HT_LANE_PAGES, job->ino) ? n : -ENOMEM;
 }
 
 static void write_pages(fuse_req_t req, struct ht_hidden_file *file, const char *buf, size_t size, uint64_t off)
@@ -216,7 +202,7 @@ static void write_param(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
                          .data = buf,
                          .size = size,
                          .key = waits ? ino : 0};
-    bool submitted = ht_job_write(req, waits ? HT_LANE_PAGES : HT_LANE_UPDATE, &job, fi);
+    bool submitted = ht_job_write(f, req, waits ? HT_LANE_PAGES : HT_LANE_UPDATE, &job, fi);
 
     f->page_waits -= waits && !submitted;
 }
@@ -243,7 +229,7 @@ static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, 
                          .size = size,
                          .may_end = true};
 
-    ht_job_write(req, lane, &job, fi);
+    ht_job_write(ht_fuse_of(req), req, lane, &job, fi);
 }
 
 void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
@@ -311,18 +297,10 @@ static void run_line(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, 
     ht_job_run(req, ht_hidden_lane(job.file, HT_HIDDEN_WRITE, job.data, job.size), &job);
 }
 
-void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
-                        unsigned flags, const void *in, size_t in_len, size_t out_cap)
+void ht_hidden_ioctl(fuse_req_t req, uint64_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
+                     size_t in_len)
 {
-    if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
-        ht_places_run(req, ino, cmd, in, in_len, out_cap);
-    else if (cmd == HT_IOCTL_SAME)
-        ht_reply_same(req, ino, NULL, in, in_len, out_cap);
-    else if (cmd == HT_IOCTL_BACKGROUND)
-        ht_reply_ioctl(req, fi && !(flags & FUSE_IOCTL_DIR) ? ht_hidden_set_background(file_of(fi)) : -EINVAL);
-    else if (cmd == HT_IOCTL_PASSED && ht_hidden_is_gradient(ino))
-        ht_reply_passed(req, ino, out_cap);
-    else if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))
+    if (cmd == HT_IOCTL_GATHER && fi && in && ht_hidden_gathers(ino))
         gather(req, ino, fi, in, in_len);
     else if (cmd == HT_IOCTL_COMMAND && fi && in_len >= sizeof(struct ht_ioctl_line) && ht_hidden_commands(ino))
         run_line(req, ino, fi, in);
@@ -352,9 +330,10 @@ static void job_fsync(struct ht_job *job)
 /* After the pages that writes of the shard have yet to drop. */
 void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
-    struct ht_job job = {.fn = job_fsync, .file = file_of(fi), .key = ht_hidden_param(file_of(fi))};
+    const struct ht_hidden_about *about = ht_hidden_about(file_of(fi));
+    struct ht_job job = {.fn = job_fsync, .file = file_of(fi), .key = about->param};
 
-    ht_job_run(req, ht_hidden_traffic(job.file) == HT_TRAFFIC_PARAM ? HT_LANE_PAGES : HT_LANE_NONE, &job);
+    ht_job_run(req, about->writes == HT_TRAFFIC_PARAM ? HT_LANE_PAGES : HT_LANE_NONE, &job);
 }
 
 void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

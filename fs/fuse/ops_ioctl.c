@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ops_ioctl.c - the requests of lsattr and chattr: there are no flags here, and none can be set. And the comparison of
- * kept steps, and which files are passed through. Requests to .hitrain/ctl are in ops_hidden.c.
+ * kept steps, and which files are passed through. Requests to .hitrain/ctl and gather are in ops_hidden.c.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -16,7 +16,9 @@ static bool is_none(unsigned cmd, const void *in, size_t len)
     return len >= want && memcmp(in, &none, want) == 0;
 }
 
-void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len, size_t out_cap)
+/* open: NULL for a state. */
+static void reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const void *in, size_t in_len,
+                       size_t out_cap)
 {
     struct ht_caller caller = ht_fuse_caller(req);
     struct ht_ioctl_same same;
@@ -35,7 +37,7 @@ void ht_reply_same(fuse_req_t req, uint64_t ino, struct ht_open *open, const voi
     fuse_reply_ioctl(req, 0, &same, sizeof(same));
 }
 
-void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap)
+static void reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap)
 {
     uint32_t passed = ht_passthrough_has(ht_fuse_of(req), ino);
 
@@ -45,13 +47,17 @@ void ht_reply_passed(fuse_req_t req, uint64_t ino, size_t out_cap)
         fuse_reply_ioctl(req, 0, &passed, sizeof(passed));
 }
 
-static void reply_background(fuse_req_t req, uint64_t ino, struct ht_open *open)
+/* fh: of an open file, or NULL. */
+static int set_background(struct ht_fuse *f, uint64_t ino, void *fh)
 {
-    int rc = open && ht_ns_is_frozen(ht_fuse_of(req)->ns, ino) ? 0 : -EINVAL;
+    struct ht_open *open = fh;
 
-    if (rc == 0)
-        open->background = true;
-    ht_reply_ioctl(req, rc);
+    if (fh && ht_hidden_match(ino))
+        return ht_hidden_set_background(fh);
+    if (!open || !ht_ns_is_frozen(f->ns, ino))
+        return -EINVAL;
+    open->background = true;
+    return 0;
 }
 
 static void job_places(struct ht_job *job)
@@ -68,7 +74,7 @@ static void job_places(struct ht_job *job)
         fuse_reply_ioctl(job->req, 0, job->flags ? &places : NULL, job->flags ? sizeof(places) : 0);
 }
 
-void ht_places_run(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap)
+static void run_places(fuse_req_t req, uint64_t ino, unsigned cmd, const void *in, size_t in_len, size_t out_cap)
 {
     bool tells = cmd == HT_IOCTL_PLACES_TELL;
     struct ht_job job = {
@@ -85,16 +91,19 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
 {
     static const struct fsxattr none;
     static const uint32_t zero;
-    struct ht_open *open = fi && !(flags & FUSE_IOCTL_DIR) ? (struct ht_open *)(uintptr_t)fi->fh : NULL;
+    void *fh = fi && !(flags & FUSE_IOCTL_DIR) ? (void *)(uintptr_t)fi->fh : NULL;
+    bool hidden = ht_hidden_match(ino);
 
     if (cmd == HT_IOCTL_PLACES || cmd == HT_IOCTL_PLACES_TELL)
-        ht_places_run(req, ino, cmd, in, in_len, out_cap);
+        run_places(req, ino, cmd, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_SAME)
-        ht_reply_same(req, ino, open, in, in_len, out_cap);
+        reply_same(req, ino, hidden ? NULL : fh, in, in_len, out_cap);
     else if (cmd == HT_IOCTL_BACKGROUND)
-        reply_background(req, ino, open);
-    else if (cmd == HT_IOCTL_PASSED)
-        ht_reply_passed(req, ino, out_cap);
+        ht_reply_ioctl(req, set_background(ht_fuse_of(req), ino, fh));
+    else if (cmd == HT_IOCTL_PASSED && (!hidden || ht_hidden_is_gradient(ino)))
+        reply_passed(req, ino, out_cap);
+    else if (hidden)
+        ht_hidden_ioctl(req, ino, cmd, fi, in, in_len);
     else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR) {
         if (is_none(cmd, in, in_len))
             fuse_reply_ioctl(req, 0, NULL, 0);

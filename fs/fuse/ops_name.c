@@ -24,14 +24,6 @@ static void reply_entry(fuse_req_t req, int rc, const struct stat *st, bool hidd
     }
 }
 
-/* The kernel may believe that a name is missing as long as it may believe one that is there. */
-static void reply_missing(fuse_req_t req)
-{
-    const struct fuse_entry_param none = {.entry_timeout = HT_FUSE_VALID_S};
-
-    fuse_reply_entry(req, &none);
-}
-
 /* The kernel asks for these only to follow a file handle. */
 static bool is_dots(const char *name)
 {
@@ -40,13 +32,15 @@ static bool is_dots(const char *name)
 
 void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
+    /* The kernel may believe that a name is missing as long as it may believe one that is there. */
+    const struct fuse_entry_param none = {.entry_timeout = HT_FUSE_VALID_S};
     struct ht_fuse *f = ht_fuse_of(req);
     struct stat st;
     int rc =
         is_dots(name) ? ht_ns_lookup_ino(f->ns, parent, name[1] != 0, &st) : ht_ns_lookup(f->ns, parent, name, &st);
 
     if (rc == -ENOENT)
-        reply_missing(req);
+        fuse_reply_entry(req, &none);
     else
         reply_entry(req, rc, &st, false);
 }
@@ -64,12 +58,6 @@ void ht_hidden_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (rc == 0 && ht_hidden_match(st.st_ino))
         ht_passthrough_hidden_looked_up(f, st.st_ino, parent, name);
     reply_entry(req, rc, &st, true);
-}
-
-void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n)
-{
-    ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
-    ht_passthrough_forget(req, ino);
 }
 
 void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)

@@ -72,18 +72,18 @@ static bool end_window(struct ht_fuse *f, struct ht_passthrough_file *e, bool fo
 
 /* ------------------------------------------------------------ open and close */
 
-bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_file *file, int flags,
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, const struct ht_hidden_about *about, int flags,
                                 struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    uint64_t bytes = ht_hidden_gradient_bytes(file);
+    uint64_t bytes = about->gradient_bytes;
     struct ht_passthrough_file *e = concerns(f, ino) ? ht_passthrough_file_enter(f, ino, 1) : NULL;
 
     if (!e)
         return false;
     (void)end_window(f, e, false);
     if (!e->active && !e->others && bytes && ht_passthrough_may_store(flags) &&
-        ht_passthrough_may_be(f, ht_hidden_param(file), flags, fuse_req_ctx(req)->uid) && pass_window(req, e, bytes))
+        ht_passthrough_may_be(f, about->param, flags, fuse_req_ctx(req)->uid) && pass_window(req, e, bytes))
         f->traffic->passthrough_fallbacks++;
     if (e->active) {
         fi->backing_id = e->backing;

@@ -6,7 +6,7 @@
  * The kernel enforces them. A file system has to keep list and mode in step, and to pass a directory's default list on
  * to new entries. Pure functions over bytes; only valid lists are ever stored.
  */
-#include "fs/ns/acl.h"
+#include "fs/ns/ns_priv.h"
 
 #include <unistd.h>
 

@@ -5,7 +5,6 @@
  * The size of a file is its object's. Times are stamped with the coarse clock of the kernel. So in a burst of writes
  * within one tick only the first changes something; the others need the lock for reading only.
  */
-#include "fs/ns/acl.h"
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
 

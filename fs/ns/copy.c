@@ -12,7 +12,7 @@
  * ns.lock held for writing, inside a transaction. Loops over the files release it now and then (ht_ns_slice_next).
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 #include "tiering/api/background.h"
 #include "tiering/base/event.h"
 
@@ -46,15 +46,6 @@ static int copy_xattrs(struct ht_ns *ns, const struct ht_ns_inode *from, struct 
     return 0;
 }
 
-static size_t record_bytes(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    size_t bytes = ht_ns_inode_log_bytes(i);
-
-    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
-        bytes += ht_ns_xattr_log_bytes(x);
-    return bytes;
-}
-
 static int copy_inode(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_inode *from, struct ht_ns_inode **out)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
@@ -74,7 +65,9 @@ static int copy_inode(struct ht_ns *ns, struct ht_copy *k, const struct ht_ns_in
         rc = ht_ns_inode_set_target(ns, i, from->u.target, strlen(from->u.target));
     if (rc == 0)
         rc = copy_xattrs(ns, from, i);
-    k->bytes += record_bytes(i);
+    k->bytes += ht_ns_inode_log_bytes(i);
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
+        k->bytes += ht_ns_xattr_log_bytes(x);
     return rc;
 }
 

@@ -47,9 +47,8 @@ static void squeeze(struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
 
     for (uint32_t i = 0; i < d->slot_count; i++) {
         struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
-        if (!e)
-            continue;
-        d->slots[n++] = slot_of_entry(e);
+        if (e)
+            d->slots[n++] = slot_of_entry(e);
     }
     d->slot_count = n;
 }

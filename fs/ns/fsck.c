@@ -25,21 +25,17 @@ struct checking {
     uint64_t inodes, entries, xattrs;
 };
 
-static void found(struct checking *c, const struct ht_ns_inode *i, const char *what) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, const char *what)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     char path[512], text[768];
 
+    if (ok)
+        return;
     ht_ns_path_locked(c->ns, i, path, sizeof(path));
     snprintf(text, sizeof(text), "/%s (inode %llu): %s", path, (ull)i->ino, what);
     c->report(c->ctx, "ns-inconsistent", text);
     c->found++;
-}
-
-static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, const char *what)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    if (!ok)
-        found(c, i, what);
 }
 
 static bool is_in_place(const struct ht_ns_entry *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -141,7 +137,7 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
         report(ctx, ns->problems[n].code, ns->problems[n].text);
     c.found = ns->problem_count;
     (void)!ht_ns_inode_each(ns, check_inode, &c);
-    if (c.inodes != ns->inode_count || c.entries != ns->entry_count || c.xattrs != ns->xattr_count) {
+    if (c.inodes != ns->inodes.count || c.entries != ns->entry_count || c.xattrs != ns->xattr_count) {
         report(ctx, "ns-inconsistent", "inodes, names or attributes are miscounted");
         c.found++;
     }
@@ -269,9 +265,7 @@ static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
 
     if (rc != 0)
         return rc;
-    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
-    rc = put_into(&op, folder, i);
-    return end(&op, rc);
+    return end(&op, put_into(&op, folder, ht_ns_inode_find(ns, ino)));
 }
 
 int ht_ns_reconnect(struct ht_ns *ns)
@@ -328,6 +322,5 @@ int ht_ns_lost_found_add(struct ht_ns *ns, uint64_t oid)
     rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
     if (rc != 0)
         return rc;
-    rc = add_locked(&op, folder, oid);
-    return end(&op, rc);
+    return end(&op, add_locked(&op, folder, oid));
 }

@@ -220,18 +220,11 @@ static int put_note(struct ht_ns_op *op, struct ht_ns_inode *i, const char *name
     return 0;
 }
 
-/* The directory of a kept step, or NULL. */
-static struct ht_ns_inode *kept_dir(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    const struct ht_ns_kept_step *kept = ht_ns_kept_step(ns, ino);
-
-    return kept && is_there(ns, kept) ? ht_ns_inode_live(ns, ino) : NULL;
-}
-
 static int note_locked(struct ht_ns_op *op, uint64_t ino, const char *job, const char *digits)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *i = kept_dir(op->ns, ino);
+    const struct ht_ns_kept_step *kept = ht_ns_kept_step(op->ns, ino);
+    struct ht_ns_inode *i = kept && is_there(op->ns, kept) ? ht_ns_inode_live(op->ns, ino) : NULL;
     char present[HT_KEPT_NAME_MAX + 1];
 
     if (!i)

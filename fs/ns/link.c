@@ -7,7 +7,7 @@
  * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -166,7 +166,7 @@ static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT
 static int find_root_dir(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
-    bool blank = ns->inode_count == 0;
+    bool blank = ns->inodes.count == 0;
 
     if (i)
         return is_published(i) && ht_ns_is_dir(i) ? 0 : mend_root_dir(ns, i);

@@ -6,7 +6,6 @@
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };
@@ -23,22 +22,15 @@ static int check_parent(const struct ht_ns_inode *dir) HT_REQUIRES_SHARED(HT_LOC
     return dir->links == 0 && dir->ino != HT_NS_ROOT_INO ? -ENOENT : 0;
 }
 
-static int check_name(const char *name)
-{
-    size_t len = strlen(name);
-
-    if (len > HT_NAME_BYTES_MAX)
-        return -ENAMETOOLONG;
-    return ht_ns_name_valid(name, len) ? 0 : -EINVAL;
-}
-
 int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out)
 {
     struct ht_ns_inode *dir = ht_ns_inode_live(ns, ino);
     int rc = check_parent(dir);
 
-    if (rc == 0 && name)
-        rc = check_name(name);
+    if (rc == 0 && name && strlen(name) > HT_NAME_BYTES_MAX)
+        rc = -ENAMETOOLONG;
+    if (rc == 0 && name && !ht_ns_name_valid(name, strlen(name)))
+        rc = -EINVAL;
     if (rc == 0)
         *out = dir;
     return rc;

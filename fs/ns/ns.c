@@ -6,7 +6,7 @@
  * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 #include "tiering/base/dump.h"
 
 #include "tiering/base/event.h"
@@ -412,17 +412,10 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
     memmove(buf, buf + at, cap - at);
 }
 
-static void mark_deleted(char *path, size_t cap)
-{
-    static const char mark[] = " (deleted)";
-    size_t len = strlen(path);
-
-    if (cap - len >= sizeof(mark))
-        memcpy(path + len, mark, sizeof(mark));
-}
-
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
 {
+    static const char deleted[] = " (deleted)";
+
     if (cap == 0)
         return;
     buf[0] = '\0';
@@ -430,8 +423,9 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
     if (i)
         ht_ns_path_locked(ns, i, buf, cap);
-    if (i && buf[0] != '\0' && i->links == 0 && (i->flags & HT_NS_FROZEN) == 0)
-        mark_deleted(buf, cap);
+    size_t len = strlen(buf);
+    if (len > 0 && i->links == 0 && (i->flags & HT_NS_FROZEN) == 0 && cap - len >= sizeof(deleted))
+        memcpy(buf + len, deleted, sizeof(deleted));
     ht_rwlock_unlock(ht_ns_lock(ns));
 }
 
@@ -464,7 +458,7 @@ static uint64_t file_log_bytes(void) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
 {
     ht_rwlock_rdlock(ht_ns_lock(ns));
-    *out = (struct ht_ns_stats){.inodes = ns->inode_count,
+    *out = (struct ht_ns_stats){.inodes = ns->inodes.count,
                                 .entries = ns->entry_count,
                                 .xattrs = ns->xattr_count,
                                 .meta_bytes = ns->meta_bytes,

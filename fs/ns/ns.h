@@ -197,6 +197,8 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
                    int flags) HT_MUST_CHECK;
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
                        size_t cap) HT_MUST_CHECK; /* cap 0: the length */
+/* How all of these answer with a value: cap 0: its length; -ERANGE. */
+ssize_t ht_ns_xattr_give(const void *value, size_t len, void *buf, size_t cap) HT_MUST_CHECK;
 ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap) HT_MUST_CHECK;
 int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_MUST_CHECK;
 /*

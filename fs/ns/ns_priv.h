@@ -97,9 +97,11 @@ struct ht_ns_dir {
 };
 
 struct ht_ns_inode {
-    uint64_t ino;
+    union {
+        uint64_t ino;
+        struct ht_id_link by_ino; /* in ns.inodes */
+    };
     HT_GUARDED_BY(HT_LOCK_NAMES) struct {
-        struct ht_ns_inode *hash_next;
         uintptr_t home; /* its root, or, odd, its shadow, which knows the root */
         struct ht_ns_attr cur;
         struct ht_ns_entry *names; /* current and GONE */
@@ -153,9 +155,9 @@ struct ht_ns {
     struct ht_pool inode_pool;
     struct ht_pool entry_pool[HT_NS_ENTRY_SIZES]; /* by their size in 8 bytes */
     HT_GUARDED_BY(HT_LOCK_NAMES) struct {
-        struct ht_buckets inodes;  /* hash by number */
+        struct ht_id_table inodes;
         struct ht_buckets entries; /* hash by directory and name */
-        uint64_t inode_count, entry_count, xattr_count, meta_bytes;
+        uint64_t entry_count, xattr_count, meta_bytes;
         struct ht_list roots;
         struct ht_ns_root outside;
         struct ht_ns_copying *copying; /* a copy of a model root that the open transaction makes, or NULL */
@@ -260,6 +262,12 @@ int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out
  * first to the last call, though the table may grow in between.
  */
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* The next one of the chain, or NULL. */
+static inline struct ht_ns_inode *ht_ns_inode_next(const struct ht_ns_inode *i)
+{
+    return (struct ht_ns_inode *)(void *)i->by_ino.next;
+}
+static_assert(offsetof(struct ht_ns_inode, by_ino) == 0, "the link of an inode is at its address");
 
 struct ht_ns_entry *ht_ns_entry_find(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
@@ -340,6 +348,24 @@ bool ht_ns_is_of_content(const char *attribute);
 void ht_ns_content_changed(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* A directory is a model root now, or was one at the mount: the store hears which devices its content goes to. */
 void ht_ns_root_paths(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+
+/* ----------------------------------------------------- access lists (acl.c) */
+
+/* POSIX access control lists as bytes: pure functions. All except ht_ns_acl_valid take a valid list. */
+bool ht_ns_acl_valid(const void *value, size_t len);
+/* Permission bits of an access list: the new mode when the list is set. */
+uint32_t ht_ns_acl_mode(const void *value, size_t len, uint32_t mode);
+/* True when it has no more information than mode. */
+bool ht_ns_acl_is_plain(const void *value, size_t len);
+/* The list after chmod. */
+void ht_ns_acl_chmod(void *value, size_t len, uint32_t mode);
+/* The list of a new file from its directory's default; returns the rest of the requested mode. */
+uint32_t ht_ns_acl_inherit(void *value, size_t len, uint32_t mode);
+/* Is that the caller's group, or one of the supplementary ones? */
+bool ht_ns_is_member(uint32_t id, struct ht_cred cred, const uint32_t *gids, size_t gid_count);
+/* mask: R_OK W_OK X_OK. 0 or -EACCES. */
+int ht_ns_acl_permits(const void *value, size_t len, uint32_t uid, uint32_t gid, int mask, struct ht_cred cred,
+                      const uint32_t *gids, size_t gid_count) HT_MUST_CHECK;
 
 /* ----------------------------------------------------- replay.c, link.c */
 

@@ -25,7 +25,7 @@
  * is published without the lock, and long loops release it now and then (ht_ns_slice_next).
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 /* ----------------------------------------------------------- single things */
 

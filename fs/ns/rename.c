@@ -9,7 +9,7 @@
  * A whiteout is a character device 0:0, which overlayfs takes for the absence of the lower name. It takes the old
  * name's place in the same transaction.
  */
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 enum { RENAME_BYTES = 2048, WHITEOUT_BYTES = 1024 };
 
@@ -96,22 +96,21 @@ static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i) HT_RE
 
 /* ---------------------------------------------------------------- checks */
 
-/* Directories may be a million deep. The transaction keeps them where they are. */
-static bool is_at_or_below(struct ht_ns *ns, const struct ht_ns_inode *i, const struct ht_ns_inode *above)
-    HT_REQUIRES(HT_LOCK_NAMES)
-{
-    struct ht_slice slice = {0};
-
-    for (; i != above && i->u.dir->self; ht_ns_slice_next(ns, &slice))
-        i = i->u.dir->self->dir;
-    return i == above;
-}
-
-/* Would the directory end up inside itself? */
+/*
+ * Would the directory end up inside itself? Directories may be a million deep. The transaction keeps them where they
+ * are.
+ */
 static bool goes_into_itself(struct ht_ns *ns, const struct ht_ns_entry *e, const struct ht_ns_inode *new_dir)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    return ht_ns_is_dir(e->inode) && is_at_or_below(ns, new_dir, e->inode);
+    const struct ht_ns_inode *i = new_dir;
+    struct ht_slice slice = {0};
+
+    if (!ht_ns_is_dir(e->inode))
+        return false;
+    for (; i != e->inode && i->u.dir->self; ht_ns_slice_next(ns, &slice))
+        i = i->u.dir->self->dir;
+    return i == e->inode;
 }
 
 static int check_replaced(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)

@@ -14,7 +14,6 @@
  */
 #include "fs/ns/kept.h"
 #include "fs/ns/pending.h"
-#include "fs/ns/acl.h"
 
 #include <linux/limits.h>
 
@@ -283,7 +282,7 @@ int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
 
     ht_rwlock_rdlock(ht_ns_lock(ns));
     do {
-        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, cursor); i; i = i->hash_next)
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, cursor); i; i = ht_ns_inode_next(i))
             emit_inode(ns, i, tx);
     } while (*cursor != 0 && records->len < end && records->err == 0);
     ht_rwlock_unlock(ht_ns_lock(ns));

@@ -15,7 +15,7 @@
  * all loops over the files release it now and then (ht_ns_slice_next). So readers of names may see both meanwhile.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 /* An inode of the kept step, and the one that becomes it. */
 struct match {

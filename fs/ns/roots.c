@@ -8,7 +8,7 @@
  * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
 
@@ -50,7 +50,7 @@ void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
 
     leave(ns, ht_ns_inode_find(ns, root->ino), root);
     for (; root->members > 0; ht_ns_slice_next(ns, &slice))
-        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, &cursor); i; i = i->hash_next)
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, &cursor); i; i = ht_ns_inode_next(i))
             leave(ns, i, root);
     ht_ns_root_free_empty(ns, root);
 }
@@ -290,17 +290,6 @@ static int add_root_member(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK
     return ht_ns_root(i) == r->root && !gone ? ht_ns_members_add(&r->m, i) : 0;
 }
 
-/* An object may always move out of all scopes, even while another thread writes to it. */
-static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t scope)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    uint64_t busy;
-    int rc = ht_ns_scope_move(op, m, scope, 0, &busy);
-
-    assert(rc == 0);
-    (void)rc;
-}
-
 /*
  * Nothing here can fail. The files have left the scope when it ends. While the transaction is open no thread changes
  * names, so the inode stays without the lock.
@@ -308,10 +297,13 @@ static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uin
 static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    uint64_t scope = i->ino;
+    uint64_t scope = i->ino, busy;
 
     ht_ns_root_publish(op->ns, ht_ns_root(i), op->tx);
-    free_objects(op, m, scope);
+    /* An object may always move out of all scopes, even while another thread writes to it. */
+    int rc = ht_ns_scope_move(op, m, scope, 0, &busy);
+    assert(rc == 0);
+    (void)rc;
     ht_ns_op_unlock(op);
     ht_scope_end(op->ns->store, scope, HT_SCOPE_DISSOLVED, op->tx);
     ht_ns_op_lock(op);

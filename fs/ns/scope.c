@@ -8,7 +8,7 @@
  * not its file's, and a crash may find it so. It is whole there, but no commit would publish it: the functions below
  * find files whose content is in another scope and bring it home.
  */
-#include "fs/ns/scope.h"
+#include "fs/ns/pending.h"
 
 #include "tiering/base/event.h"
 

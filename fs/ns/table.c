@@ -48,23 +48,6 @@ uint64_t ht_ns_xattr_log_bytes(const struct ht_ns_xattr *x)
     return HT_NS_XATTR_RECORD_BYTES + (uint64_t)x->name_len + x->value_len;
 }
 
-/* ---------------------------------------------------------------- tables */
-
-/* spread: puts the things of a bucket into their buckets of now. */
-static void grow(struct ht_ns *ns, struct ht_buckets *b, uint64_t count, void (*spread)(struct ht_ns *ns, void *first))
-    HT_REQUIRES(HT_LOCK_NAMES)
-{
-    uint64_t before = ht_buckets_bytes(b);
-    void **from;
-
-    for (unsigned n = 0; n < GROW_MAX && count >= b->count * PER_BUCKET && ht_buckets_grow(b, &from); n++) {
-        void *first = *from;
-        *from = NULL;
-        spread(ns, first);
-    }
-    ns->meta_bytes += ht_buckets_bytes(b) - before;
-}
-
 /* --------------------------------------------------------------- shadows */
 
 void ht_ns_shadow_walk_begin(struct ht_ns *ns, struct ht_ns_shadow_walk *w, struct ht_list *list)
@@ -181,18 +164,9 @@ void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_
 
 /* ---------------------------------------------------------------- inodes */
 
-static void **inode_bucket(const struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    return ht_bucket_of_hash(&ns->inodes, ht_id_hash(ino));
-}
-
 struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino)
 {
-    struct ht_ns_inode *i = *inode_bucket(ns, ino);
-
-    while (i && i->ino != ino)
-        i = i->hash_next;
-    return i;
+    return (struct ht_ns_inode *)(void *)ht_id_find(&ns->inodes, ino);
 }
 
 struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino)
@@ -208,24 +182,9 @@ struct ht_ns_inode *ht_ns_read_begin(struct ht_ns *ns, uint64_t ino)
     return ht_ns_inode_live(ns, ino);
 }
 
-static void put_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    void **head = inode_bucket(ns, i->ino);
-
-    ht_chain_link(head, i, hash_next);
-}
-
-static void spread_inodes(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
-{
-    for (struct ht_ns_inode *i = first, *next; i; i = next) {
-        next = i->hash_next;
-        put_inode(ns, i);
-        ht_lock_step();
-    }
-}
-
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
 {
+    uint64_t table_bytes = ht_id_table_bytes(&ns->inodes);
     int rc = log_reserve(ns, HT_NS_INODE_RECORD_BYTES);
 
     if (rc != 0)
@@ -239,10 +198,8 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
     i->ino = ino;
     i->home = (uintptr_t)&ns->outside;
     ns->outside.members++;
-    grow(ns, &ns->inodes, ns->inode_count, spread_inodes);
-    put_inode(ns, i);
-    ns->inode_count++;
-    ns->meta_bytes += sizeof(*i);
+    (void)!ht_id_insert(&ns->inodes, &i->by_ino); /* it has its first buckets */
+    ns->meta_bytes += sizeof(*i) + ht_id_table_bytes(&ns->inodes) - table_bytes;
     *out = i;
     return 0;
 }
@@ -296,9 +253,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     log_unreserve(ns, ht_ns_inode_log_bytes(i));
     ht_ns_shadow_drop(ns, i);
     ht_ns_root(i)->members--;
-    void **head = inode_bucket(ns, i->ino);
-    ht_chain_remove(head, i, hash_next);
-    ns->inode_count--;
+    ht_id_remove(&ns->inodes, &i->by_ino);
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
     free(ht_pool_put(&ns->inode_pool, i));
@@ -306,9 +261,9 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
 
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
 {
-    for (size_t b = 0; b < ns->inodes.count; b++)
-        for (struct ht_ns_inode *i = *ht_bucket_at(&ns->inodes, b), *next; i; i = next) {
-            next = i->hash_next;
+    for (size_t b = 0; b < ns->inodes.buckets.count; b++)
+        for (struct ht_ns_inode *i = *ht_bucket_at(&ns->inodes.buckets, b), *next; i; i = next) {
+            next = ht_ns_inode_next(i);
             int rc = fn(ctx, i);
             if (rc != 0)
                 return rc;
@@ -368,9 +323,9 @@ int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out
 
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
 {
-    struct ht_ns_inode *chain = *ht_bucket_at(&ns->inodes, *cursor);
+    struct ht_ns_inode *chain = *ht_bucket_at(&ns->inodes.buckets, *cursor);
 
-    *cursor = ht_buckets_next(&ns->inodes, *cursor);
+    *cursor = ht_buckets_next(&ns->inodes.buckets, *cursor);
     return chain;
 }
 
@@ -447,18 +402,26 @@ static void put_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LO
     ht_chain_link(head, e, hash_next);
 }
 
-static void spread_entries(struct ht_ns *ns, void *first) HT_REQUIRES(HT_LOCK_NAMES)
+static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (struct ht_ns_entry *e = first, *next; e; e = next) {
-        next = e->hash_next;
-        put_entry(ns, e);
-        ht_lock_step();
+    struct ht_buckets *b = &ns->entries;
+    uint64_t before = ht_buckets_bytes(b);
+    void **from;
+
+    for (unsigned n = 0; n < GROW_MAX && ns->entry_count >= b->count * PER_BUCKET && ht_buckets_grow(b, &from); n++) {
+        struct ht_ns_entry *e = *from, *next;
+        for (*from = NULL; e; e = next) {
+            next = e->hash_next;
+            put_entry(ns, e);
+            ht_lock_step();
+        }
     }
+    ns->meta_bytes += ht_buckets_bytes(b) - before;
 }
 
 void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
 {
-    grow(ns, &ns->entries, ns->entry_count, spread_entries);
+    grow_entries(ns);
     e->dir = dir;
     e->inode = inode;
     put_entry(ns, e);
@@ -546,11 +509,11 @@ int ht_ns_tables_init(struct ht_ns *ns)
     ht_pool_init(&ns->inode_pool, sizeof(struct ht_ns_inode));
     for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
         ht_pool_init(&ns->entry_pool[i], i * 8);
-    if (!ht_buckets_grow(&ns->inodes, &from) || !ht_buckets_grow(&ns->entries, &from)) {
-        ht_buckets_free(&ns->inodes);
+    if (!ht_buckets_grow(&ns->inodes.buckets, &from) || !ht_buckets_grow(&ns->entries, &from)) {
+        ht_id_table_free(&ns->inodes);
         return -ENOMEM;
     }
-    ns->meta_bytes = sizeof(*ns) + ht_buckets_bytes(&ns->inodes) + ht_buckets_bytes(&ns->entries);
+    ns->meta_bytes = sizeof(*ns) + ht_id_table_bytes(&ns->inodes) + ht_buckets_bytes(&ns->entries);
     return 0;
 }
 
@@ -573,7 +536,7 @@ void ht_ns_tables_free(struct ht_ns *ns)
     ht_pool_destroy(&ns->inode_pool);
     for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
         ht_pool_destroy(&ns->entry_pool[i]);
-    ht_buckets_free(&ns->inodes);
+    ht_id_table_free(&ns->inodes);
     ht_buckets_free(&ns->entries);
 }
 

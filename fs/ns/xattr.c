@@ -7,7 +7,6 @@
  * access list and the mode are kept in step.
  */
 #include "fs/ns/kept.h"
-#include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
 
 #include <linux/limits.h>
@@ -343,15 +342,6 @@ static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i) HT
     return dir && (dir->flags & HT_NS_MODEL_ROOT) == 0 ? dir : NULL;
 }
 
-static int call_with_value(const struct ht_ns_inode *i, const char *name,
-                           int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
-    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
-{
-    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
-
-    return !x ? fn(ctx, i->ino, NULL, 0) : fn(ctx, i->ino, x->data + x->name_len + 1, x->value_len);
-}
-
 enum { DEPTH_COMMON = 32 };
 
 /* Under the lock. */
@@ -371,8 +361,10 @@ static int walk_path(const struct ht_ns_inode *i, const char *name,
         return -ENOMEM;
     for (at = i; at; at = next_below_root(at))
         path[n++] = at;
-    while (rc == 0 && n > 0)
-        rc = call_with_value(path[--n], name, fn, ctx);
+    while (rc == 0 && n > 0) {
+        const struct ht_ns_xattr *x = ht_ns_xattr_find(path[--n], name, strlen(name));
+        rc = fn(ctx, path[n]->ino, x ? ht_ns_xattr_value(x) : NULL, x ? x->value_len : 0);
+    }
     if (path != few)
         free(path);
     return rc;
@@ -444,7 +436,7 @@ int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
 
 /* ------------------------------------------------------------------- get */
 
-static ssize_t give(const void *value, size_t len, void *buf, size_t cap)
+ssize_t ht_ns_xattr_give(const void *value, size_t len, void *buf, size_t cap)
 {
     if (cap == 0)
         return (ssize_t)len;
@@ -465,10 +457,10 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
         return -ESTALE;
     if (w) {
         word = w->word(word_value(w, i));
-        return word ? give(word, strlen(word), buf, cap) : -ENODATA;
+        return word ? ht_ns_xattr_give(word, strlen(word), buf, cap) : -ENODATA;
     }
     const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
-    return x ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
+    return x ? ht_ns_xattr_give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
 }
 
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)

@@ -179,8 +179,7 @@ static ssize_t take(uint64_t key, size_t len, const struct fuse_file_info *fi, b
 {
     struct ht_job job = {.fn = hold, .key = key, .data = (char *)bytes, .size = len};
 
-    return ht_job_write_for(&fuse, NULL, wait ? HT_LANE_UPDATE : HT_LANE_CTL_SESSION, &job, fi) ? (ssize_t)job.size
-                                                                                                : -1;
+    return ht_job_write(&fuse, NULL, wait ? HT_LANE_UPDATE : HT_LANE_CTL_SESSION, &job, fi) ? (ssize_t)job.size : -1;
 }
 
 TEST(writes_that_wait_are_cut_and_then_refused)
