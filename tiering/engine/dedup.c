@@ -234,10 +234,10 @@ static const struct ht_pass_user user = {.object = is_settled, .content = wants}
 static struct ht_sharer_side name_owner(const struct ht_dedup_pass *p, const struct ht_pass *from, unsigned owner)
 {
     const struct ht_move_owner *w = &from->found.owner[owner];
-    size_t at = ht_walk_find(&p->pass.walk, w->obj->oid);
+    size_t at = ht_walk_find(&p->pass.walk, w->oid);
 
     return (struct ht_sharer_side){
-        .oid = w->obj->oid,
+        .oid = w->oid,
         .version = p->version[at],
         .index = w->index,
         .place = ht_ref_place(&from->found.was),
@@ -340,7 +340,7 @@ static int look_at(struct ht_dedup_pass *p, const struct ht_pass *from, const ui
     const struct ht_move *m = &from->found;
 
     p->figure[HT_DEDUP_COMPARED] += m->was.stored;
-    if (is_probably_zero(p, m->owner[0].obj, &m->was))
+    if (is_probably_zero(p, m->obj, &m->was))
         return share_zeros(p, from, content);
     if (from->content != p->kept.content || m->was.stored != p->kept.stored)
         keep(p, from, content);
@@ -354,11 +354,8 @@ static int look_at(struct ht_dedup_pass *p, const struct ht_pass *from, const ui
 static int read_content(struct ht_dedup_pass *p, uint64_t *out_bytes)
 {
     const struct ht_move *m = &p->pass.found;
-    struct ht_chunk_io io = {.obj = m->owner[0].obj,
-                             .index = m->owner[0].index,
-                             .ref = m->was,
-                             .data = p->buf,
-                             .as_stored = p->pass.content != 0};
+    struct ht_chunk_io io = {
+        .obj = m->obj, .index = m->owner[0].index, .ref = m->was, .data = p->buf, .as_stored = p->pass.content != 0};
     int rc = ht_chunks_read_permitted(&io, 1);
 
     *out_bytes += m->was.stored;
@@ -433,7 +430,7 @@ void ht_dedup_saw(struct ht_store *s, const struct ht_pass *from, const uint8_t 
     struct ht_dedup_pass *p = s->engine->dedup.pass;
     const struct ht_move *m = &from->found;
 
-    if (ht_dedup_waits(s) && (from->content || is_probably_zero(p, m->owner[0].obj, &m->was)))
+    if (ht_dedup_waits(s) && (from->content || is_probably_zero(p, m->obj, &m->was)))
         p->skipped |= look_at(p, from, content) != 0;
 }
 

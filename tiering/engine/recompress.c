@@ -165,9 +165,9 @@ static bool may_compress(struct ht_recompress_round *r, const struct ht_move *m)
     if (m->was.visible <= HT_BLOCK_BYTES)
         return false;
     for (unsigned i = 0; i < m->owners; i++, ht_slice_next(r->s, &slice)) {
-        struct ht_obj *o = m->owner[i].obj;
-        struct ht_chunk *c = !o->dead && is_cold(r, o) ? ht_chunk_find(o, m->owner[i].index) : NULL;
-        if (!c || !is_candidate(r->s, c) || !ht_ref_same_place(&c->pub, &m->was))
+        struct ht_obj *o;
+        const struct ht_chunk *c = ht_chunk_find_in(r->s, m->owner[i].oid, m->owner[i].index, &o);
+        if (!c || !is_cold(r, o) || !is_candidate(r->s, c) || !ht_ref_same_place(&c->pub, &m->was))
             return false;
     }
     return ht_move_may(r->s, m);
@@ -220,7 +220,7 @@ void ht_recompress_saw(struct ht_store *s, const struct ht_move *m, const void *
     bool may = r && !ht_row_is_paused(&s->engine->row[HT_ENGINE_RECOMPRESS]);
 
     for (unsigned i = 0; may && i < m->owners; i++)
-        may = may_be(r, m->owner[i].obj->oid);
+        may = may_be(r, m->owner[i].oid);
     if (!may)
         return;
     may = ht_store_locked(s, may_compress(r, m));

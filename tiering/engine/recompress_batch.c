@@ -69,13 +69,12 @@ uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b)
 /* --------------------------------------------------------------- publishing */
 
 /*
- * Takes a reference to the object of each owner that is still there and may be compressed. A frame that lacks one
- * is not published. Owners of one object often follow each other.
+ * Owners that may not be compressed any more are none, and a frame that lacks one is not published. Owners of one
+ * object often follow each other.
  */
-static void take_objects(struct ht_recompress_batch *b)
+static void ask_again(struct ht_recompress_batch *b)
 {
     const struct ht_recompress *c = &b->s->engine->recompress;
-    struct ht_slice slice = {0};
     uint64_t last = 0;
     bool may = false;
 
@@ -86,27 +85,6 @@ static void take_objects(struct ht_recompress_batch *b)
         }
         b->owner[i].oid = may ? last : 0;
     }
-    ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
-        struct ht_obj *o = ht_obj_find_locked(b->s, b->owner[i].oid);
-        b->owner[i].obj = o && !o->dead ? o : NULL;
-        if (b->owner[i].obj)
-            o->refs++;
-    }
-    ht_store_unlock(b->s);
-}
-
-static void put_objects(struct ht_recompress_batch *b)
-{
-    struct ht_slice slice = {0};
-
-    ht_store_lock(b->s);
-    for (unsigned i = 0; i < b->owners; i++, ht_slice_next(b->s, &slice)) {
-        if (b->owner[i].obj)
-            ht_obj_put_locked(b->owner[i].obj);
-        b->owner[i].obj = NULL;
-    }
-    ht_store_unlock(b->s);
 }
 
 /* No later round tries it again. */
@@ -116,8 +94,8 @@ static void keep_raw(struct ht_store *s, const struct ht_move *m)
 
     ht_store_lock(s);
     for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
-        const struct ht_move_owner *w = &m->owner[i];
-        struct ht_chunk *c = w->obj ? ht_chunk_find(w->obj, w->index) : NULL;
+        struct ht_obj *o;
+        struct ht_chunk *c = ht_chunk_find_in(s, m->owner[i].oid, m->owner[i].index, &o);
         if (c && (c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, &m->was))
             c->pub.kept_raw = 1;
     }
@@ -162,13 +140,12 @@ int ht_recompress_batch_publish(struct ht_recompress_batch *b)
 {
     unsigned n = b->count;
 
-    take_objects(b);
+    ask_again(b);
     bool alone = n && b->move[n - 1].owners > HT_RECOMPRESS_OWNERS / 2; /* so many that it may fail for that */
     int rc = publish_frames(b, b->move, n - alone);
 
     if (alone && !rc)
         rc = publish_last(b, &b->move[n - 1]);
-    put_objects(b);
     ht_recompress_batch_give_back(b); /* what was not tried */
     return rc;
 }
@@ -230,7 +207,7 @@ static int need_space(struct ht_recompress_batch *b, const struct ht_ref *was)
 
 static int read_content(struct ht_recompress_batch *b, const struct ht_move *m)
 {
-    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was, .data = b->raw};
+    struct ht_chunk_io io = {.obj = m->obj, .index = m->owner[0].index, .ref = m->was, .data = b->raw};
 
     return ht_chunks_read_permitted(&io, 1);
 }
@@ -253,7 +230,7 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, cons
     int rc = need_room(b, from->owners);
     if (rc)
         return rc;
-    *m = (struct ht_move){.owner = from->owner, .owners = from->owners};
+    *m = (struct ht_move){.obj = from->obj, .owners = from->owners};
     rc = ht_ref_copy(&m->was, &from->was);
     if (rc)
         return rc;
@@ -262,9 +239,10 @@ static int write_frame(struct ht_recompress_batch *b, struct ht_ring *ring, cons
         ht_ref_forget(&m->was);
         return rc;
     }
+    m->obj = NULL;
     m->owner = &b->owner[b->owners];
-    for (unsigned i = 0; i < m->owners; i++)
-        b->owner[b->owners++] = (struct ht_move_owner){.index = from->owner[i].index, .oid = from->owner[i].obj->oid};
+    memcpy(m->owner, from->owner, m->owners * sizeof(*m->owner));
+    b->owners += m->owners;
     b->blocks += ht_ref_blocks(&m->now);
     b->count++;
     return 0;

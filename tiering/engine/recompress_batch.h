@@ -14,7 +14,7 @@ struct ht_recompress_batch {
     struct ht_store *s;
     struct ht_encoder *encoder;
     void *raw, *frame; /* a chunk each */
-    /* Frames that were written and wait for their transaction. Between calls no owner has an object. */
+    /* Frames that were written and wait for their transaction, without objects. */
     struct ht_move move[HT_RECOMPRESS_FRAMES_MAX];
     struct ht_move_owner *owner; /* of all, in the order of the frames */
     unsigned count, owners, owners_cap;
@@ -29,9 +29,8 @@ void ht_recompress_batch_destroy(struct ht_recompress_batch *b);
 uint64_t ht_recompress_batch_bytes(const struct ht_recompress_batch *b); /* heap */
 /*
  * Reads content with its owners, encodes it and writes the frame. m->was is a copy of the owner's published reference
- * that shows most. The batch is not full, and the caller holds a reference to each object. *out_bytes: read and
- * written. An error: nothing of that kind will succeed now. Content that cannot be read, or of which the frame saves
- * too little, stays as it is.
+ * that shows most. The batch is not full. *out_bytes: read and written. An error: nothing of that kind will succeed
+ * now. Content that cannot be read, or of which the frame saves too little, stays as it is.
  */
 int ht_recompress_batch_add(struct ht_recompress_batch *b, const struct ht_move *m, uint64_t *out_bytes)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

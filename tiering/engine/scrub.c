@@ -233,7 +233,7 @@ static int next_frame(struct ht_scrub_run *r)
 
 static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
 {
-    struct ht_event_about about = {x->obj->oid, x->device, x->offset, x->error};
+    struct ht_event_about about = {x->owner[0].oid, x->device, x->offset, x->error};
     bool repaired = x->repair_error == 0;
     char text[128], reason[REASON_BYTES];
 
@@ -279,7 +279,9 @@ static int scrub_content(struct ht_scrub_run *r)
     const struct ht_move *m = &r->pass.found;
     uint64_t bytes = (uint64_t)ht_ref_blocks(&m->was) * HT_BLOCK_BYTES;
     struct ht_suspect x = {
+        .s = r->s,
         .ref = m->was,
+        .obj = m->obj,
         .owner = m->owner,
         .owners = m->owners,
         .buf = r->buf,

@@ -52,12 +52,11 @@ bool ht_chunk_may_share(const struct ht_store *s, const struct ht_chunk *c)
 
 struct ht_chunk *ht_sharer_find(struct ht_store *s, const struct ht_sharer_side *x, struct ht_obj **out_o)
 {
-    struct ht_obj *o = *out_o = ht_obj_find_locked(s, x->oid);
-    struct ht_chunk *c = o && ht_obj_may_share(o) ? ht_chunk_find(o, x->index) : NULL;
+    struct ht_chunk *c = ht_chunk_find_in(s, x->oid, x->index, out_o);
 
-    if (!c || !ht_chunk_may_share(s, c))
+    if (!c || !ht_obj_may_share(*out_o) || !ht_chunk_may_share(s, c))
         return NULL;
-    bool same = o->version == x->version && ht_ref_place(&c->pub) == x->place;
+    bool same = (*out_o)->version == x->version && ht_ref_place(&c->pub) == x->place;
     return same || HT_MUTANT("dedup-unowned") ? c : NULL;
 }
 
@@ -173,8 +172,8 @@ int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
 /* The space stays taken in this mount: it may belong to another chunk, or to no device. */
 static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = ht_obj_find_locked(s, oid);
-    struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, index) : NULL;
+    struct ht_obj *o;
+    struct ht_chunk *c = ht_chunk_find_in(s, oid, index, &o);
 
     if (!c || !(c->flags & HT_CH_PUB))
         return -ENOENT;
