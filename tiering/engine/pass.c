@@ -3,6 +3,7 @@
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
+#include "tiering/api/background.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 
@@ -226,7 +227,7 @@ static void add_owner(struct ht_pass *p, struct ht_obj *o, uint64_t index) HT_RE
     p->found.owner[p->found.owners++] = (struct ht_move_owner){o->oid, index};
 }
 
-void ht_pass_put(struct ht_pass *p)
+static void put_found(struct ht_pass *p)
 {
     ht_obj_put(p->found.obj);
     ht_ref_forget(&p->found.was);
@@ -533,12 +534,27 @@ bool ht_pass_is_long(const struct ht_pass *p)
     return ht_walk_is_over(&p->walk) && ht_owners_are_long(&p->shared);
 }
 
-int ht_pass_next(struct ht_pass *p)
+bool ht_pass_may_go_on(const struct ht_pass *p, struct ht_budget *b)
 {
+    if (b->begun && (b->bytes >= b->most_bytes || ht_now_ns() >= b->until_ns))
+        return false;
+    b->begun = true;
+    b->next_is_long = !b->may_be_long && ht_pass_is_long(p);
+    return !b->next_is_long;
+}
+
+int ht_pass_next(struct ht_pass *p, struct ht_budget *b)
+{
+    int rc = 0;
+
     if (!ht_walk_is_over(&p->walk))
-        return walk_slice(p);
-    if (!ht_owners_are_over(&p->shared))
-        return next_shared(p);
-    next_part(p);
-    return 0;
+        rc = walk_slice(p);
+    else if (!ht_owners_are_over(&p->shared))
+        rc = next_shared(p);
+    else
+        next_part(p);
+    if (!rc && p->found.owners)
+        rc = p->user->came(p->ctx, b);
+    put_found(p);
+    return rc;
 }

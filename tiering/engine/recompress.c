@@ -155,8 +155,6 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
     return is_candidate(r->s, c) && !ht_owners_are_too_many(r->s, &c->pub) ? HT_PASS_ONCE : HT_PASS_NONE;
 }
 
-static const struct ht_pass_user user = {.wants = may_be, .object = look_at_object, .content = wants};
-
 /* Are these all owners, and may each one's content be compressed? */
 static bool may_compress(struct ht_recompress_round *r, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -173,20 +171,15 @@ static bool may_compress(struct ht_recompress_round *r, const struct ht_move *m)
     return ht_move_may(r->s, m);
 }
 
-/* A slice, and what it found. */
-static int next(struct ht_recompress_round *r, uint64_t *out_bytes)
+static int compress(void *ctx, struct ht_budget *b)
 {
-    int rc = ht_pass_next(&r->pass);
-    const struct ht_move *m = &r->pass.found;
+    struct ht_recompress_round *r = ctx;
+    bool may = ht_store_locked(r->s, may_compress(r, &r->pass.found));
 
-    if (rc || !m->owners)
-        return rc;
-    bool may = ht_store_locked(r->s, may_compress(r, m));
-    if (may)
-        rc = ht_recompress_batch_add(&r->batch, m, out_bytes);
-    ht_pass_put(&r->pass);
-    return rc;
+    return may ? ht_recompress_batch_add(&r->batch, &r->pass.found, &b->bytes) : 0;
 }
+
+static const struct ht_pass_user user = {.wants = may_be, .object = look_at_object, .content = wants, .came = compress};
 
 /* 1: there is more; 0: all was looked at; or the error that ends the round. */
 static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
@@ -194,14 +187,8 @@ static int go_on(struct ht_recompress_round *r, struct ht_budget *b)
     struct ht_pass *p = &r->pass;
     int rc = 0;
 
-    do {
-        b->next_is_long = !b->may_be_long && ht_pass_is_long(p) && !ht_recompress_batch_is_full(&r->batch);
-        if (b->next_is_long)
-            return 1;
-        if (!ht_pass_is_over(p) && !ht_recompress_batch_is_full(&r->batch))
-            rc = next(r, &b->bytes);
-    } while (!rc && b->bytes < b->most_bytes && ht_now_ns() < b->until_ns && !ht_pass_is_over(p) &&
-             !ht_recompress_batch_is_full(&r->batch));
+    while (!rc && !ht_pass_is_over(p) && !ht_recompress_batch_is_full(&r->batch) && ht_pass_may_go_on(p, b))
+        rc = ht_pass_next(p, b);
     if (!rc && ht_recompress_batch_is_full(&r->batch))
         rc = ht_recompress_batch_publish(&r->batch);
     return rc ? rc : !ht_pass_is_over(p);
@@ -259,10 +246,8 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
         return HT_STEP_IDLE;
     if (!c->round && round_new(s, &c->round))
         return HT_STEP_BLOCKED;
-    if (c->seen && ht_scrub_is_awaited(s->engine)) {
-        b->at_ns = now + FAILED_PAUSE_MS * UINT64_C(1000000);
-        return HT_STEP_IDLE;
-    }
+    if (c->seen && ht_scrub_is_awaited(s->engine))
+        return ht_idle_until(b, now + FAILED_PAUSE_MS * UINT64_C(1000000));
     int rc = publish_seen(c->round);
     if (!rc)
         rc = go_on(c->round, b);
