@@ -40,13 +40,6 @@ struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
     return l ? &l->chunk[index & (HT_LEAF_CHUNKS - 1)] : NULL;
 }
 
-struct ht_chunk *ht_chunk_find_in(struct ht_store *s, uint64_t oid, uint64_t index, struct ht_obj **out_o)
-{
-    struct ht_obj *o = *out_o = ht_obj_find_locked(s, oid);
-
-    return o && !o->dead ? ht_chunk_find(o, index) : NULL;
-}
-
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
 {
     ht_lock_step();

@@ -114,9 +114,9 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
 
 /*
  * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
- * mount.
+ * mount. True: objects are to be freed.
  */
-static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
+static bool queue_frees(struct ht_tx *tx, uint64_t lsn)
 {
     struct ht_store *s = tx->s;
     struct ht_deferred_free *first;
@@ -144,11 +144,12 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
     }
     /* The frame may have become durable before its frees were listed. */
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
-    *out_ended = !ht_list_empty(&s->objects.ending);
+    bool ended = !ht_list_empty(&s->objects.ending);
     ht_wake_for_compact(s);
     struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
     ht_trash_empty(&trash);
+    return ended;
 }
 
 /*
@@ -184,8 +185,7 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYS
     } else if (lsn) {
         s->frees.last_lsn = lsn;
     }
-    bool ended;
-    queue_frees(tx, rc ? 0 : lsn, &ended);
+    bool ended = queue_frees(tx, rc ? 0 : lsn);
     ht_buf_reset(&tx->records);
     tx->whole = false;
     tx->again_bytes = 0;
