@@ -298,11 +298,11 @@ static const struct ht_pass_user user = {.content = wants, .came = scrub_content
 /* Superblocks, the copies of the log, and all that is stored. */
 static uint64_t total_bytes(struct ht_store *s)
 {
-    const struct ht_alloc *a = s->alloc;
     struct ht_journal_stats log;
 
     ht_journal_stats(s->journal, &log);
     ht_store_lock(s);
+    const struct ht_alloc *a = s->alloc;
     uint64_t all = ht_alloc_total(a) * HT_BLOCK_BYTES, fixed = ht_store_all_fixed_bytes(s);
     uint64_t unused = (ht_alloc_available(a) + ht_alloc_reserved(a)) * HT_BLOCK_BYTES;
     ht_store_unlock(s);
