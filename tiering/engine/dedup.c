@@ -174,9 +174,9 @@ static uint64_t name_of(const struct ht_ref *ref)
     return ht_id_hash(ref->checksum ^ ht_id_hash(ht_ref_place(ref))) | 1;
 }
 
-static uint64_t *slot_of(struct ht_dedup_vain *v, const struct ht_ref *ref)
+static uint64_t *slot_of(struct ht_dedup *d, const struct ht_ref *ref)
 {
-    return &v->name[name_of(ref) / 2 % HT_ARRAY_SIZE(v->name)];
+    return &d->vain[name_of(ref) / 2 % HT_ARRAY_SIZE(d->vain)];
 }
 
 /* ------------------------------------------------------------------ walking */
@@ -217,7 +217,7 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
 {
     const struct ht_dedup_pass *p = ctx;
 
-    if (!ht_chunk_may_share(p->s, c) || *slot_of(&p->s->engine->dedup.vain, &c->pub) == name_of(&c->pub))
+    if (!ht_chunk_may_share(p->s, c) || *slot_of(&p->s->engine->dedup, &c->pub) == name_of(&c->pub))
         return HT_PASS_NONE;
     return is_probably_zero(p, o, &c->pub) ? HT_PASS_ALONE : HT_PASS_TWINS;
 }
@@ -285,7 +285,7 @@ static void in_vain(struct ht_dedup_pass *p, const struct ht_pass *from, enum ht
     ht_store_lock(s);
     const struct ht_chunk *c = ht_sharer_find(s, &want, &o);
     if (c)
-        *slot_of(&s->engine->dedup.vain, &c->pub) = name_of(&c->pub);
+        *slot_of(&s->engine->dedup, &c->pub) = name_of(&c->pub);
     ht_store_unlock(s);
     skip(p, !c);
     p->figure[figure] += c != NULL;

@@ -144,19 +144,34 @@ static int make_hole(struct ht_store *s, struct ht_sharer *x, struct ht_tx *tx) 
     return 0;
 }
 
+/* May it share now? Asked again in the transaction. */
+static int look_at(struct ht_store *s, const struct ht_sharer *x) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    struct ht_obj *o;
+    int rc = check(s, &x->other, &o, &c);
+
+    return rc || !x->first.oid ? rc : check(s, &x->first, &o, &c);
+}
+
 int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
 {
     struct ht_tx *tx;
     size_t bytes = 0;
 
-    for (unsigned i = 0; i < n; i++)
-        bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + x[i].first.extra_bytes;
-    int rc = ht_tx_begin(s, bytes, &tx);
-    if (rc)
+    ht_store_lock(s);
+    for (unsigned i = 0; i < n; i++) {
+        x[i].rc = look_at(s, &x[i]);
+        bytes += x[i].rc ? 0 : HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + x[i].first.extra_bytes;
+    }
+    ht_store_unlock(s);
+    int rc = bytes ? ht_tx_begin(s, bytes, &tx) : 0;
+    if (rc || !bytes)
         return rc;
     ht_store_lock(s);
     for (unsigned i = 0; i < n; i++)
-        x[i].rc = x[i].first.oid ? take_over(s, &x[i], tx) : make_hole(s, &x[i], tx);
+        if (!x[i].rc)
+            x[i].rc = x[i].first.oid ? take_over(s, &x[i], tx) : make_hole(s, &x[i], tx);
     ht_store_unlock(s);
     return ht_tx_commit(tx, NULL);
 }
