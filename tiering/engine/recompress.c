@@ -95,7 +95,7 @@ static void forget_waiting(struct ht_recompress_round *r)
  */
 static void ask_again(struct ht_recompress_round *r)
 {
-    const struct ht_recompress *c = &r->s->engine->recompress;
+    const struct ht_recompress *c = r->c;
     uint64_t last = 0;
     bool may = false;
 
@@ -188,16 +188,11 @@ static int publish_waiting(struct ht_recompress_round *r)
 
 /* -------------------------------------------------------------------- space */
 
-static uint64_t available(struct ht_store *s)
-{
-    return ht_store_locked(s, ht_alloc_available(s->alloc));
-}
-
 /* It is time to publish. */
 static bool is_full(struct ht_recompress_round *r)
 {
     return r->count == FRAMES_MAX || r->blocks >= WAITING_BLOCKS_MAX || r->owners >= OWNERS_MAX ||
-        r->blocks * WAITING_SHARE > available(r->s);
+        r->blocks * WAITING_SHARE > ht_store_locked(r->s, ht_alloc_available(r->s->alloc));
 }
 
 /* For the longest frame: in blocks that are free now, and that no promise counts on. */
@@ -238,7 +233,7 @@ static int need_room(struct ht_recompress_round *r, unsigned more)
     unsigned had = r->owners_cap;
     int rc = ht_move_make_room(&r->owner, &r->owners_cap, r->owners + more, r->move, r->count);
 
-    r->s->engine->recompress.bytes += (r->owners_cap - had) * sizeof(*r->owner);
+    r->c->bytes += (r->owners_cap - had) * sizeof(*r->owner);
     return rc;
 }
 
