@@ -165,8 +165,10 @@ int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
         bytes += x[i].rc ? 0 : HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + x[i].first.extra_bytes;
     }
     ht_store_unlock(s);
-    int rc = bytes ? ht_tx_begin(s, bytes, &tx) : 0;
-    if (rc || !bytes)
+    if (!bytes)
+        return 0;
+    int rc = ht_tx_begin(s, bytes, &tx);
+    if (rc)
         return rc;
     ht_store_lock(s);
     for (unsigned i = 0; i < n; i++)
