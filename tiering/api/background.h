@@ -19,8 +19,14 @@ struct ht_budget {
     bool may_be_long;    /* in: nobody needs the thread before the step has ended */
     uint64_t bytes;      /* out: moved */
     bool next_is_long;   /* out: what comes next may take longer than such a step. It comes with may_be_long */
+    bool begun;          /* a piece of work was done; for loops of engines */
     uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
 };
+static inline enum ht_step ht_idle_until(struct ht_budget *b, uint64_t at_ns)
+{
+    b->at_ns = at_ns;
+    return HT_STEP_IDLE;
+}
 
 enum ht_background_state {
     HT_BACKGROUND_IDLE,

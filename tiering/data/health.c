@@ -148,6 +148,15 @@ uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device)
     return bytes;
 }
 
+uint64_t ht_store_all_fixed_bytes(const struct ht_store *s)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        bytes += s->dev[i] && !ht_device_is_closed(s, i) ? ht_store_fixed_bytes(s, i) : 0;
+    return bytes;
+}
+
 unsigned ht_store_device_count(const struct ht_store *s)
 {
     return s->dev_count;

@@ -102,16 +102,12 @@ void ht_store_background_recall(struct ht_store *s)
 
 /* ------------------------------------------------------------------ digests */
 
-static const struct ht_digest_client *client_of(struct ht_store *s)
-{
-    return s->engine->digest;
-}
-
 static enum ht_step digest_step(void *ctx, struct ht_budget *b)
 {
-    const struct ht_digest_client *client = client_of(ctx);
+    struct ht_store *s = ctx;
+    const struct ht_digest_client *client = s->engine->digest;
 
-    return client && !ht_is_read_only(ctx) ? client->step(client->ctx, b) : HT_STEP_IDLE;
+    return client && !ht_is_read_only(s) ? client->step(client->ctx, b) : HT_STEP_IDLE;
 }
 
 static const struct ht_engine_figure digest_figures[HT_DIGEST_FIGURES] = {
@@ -122,7 +118,8 @@ static const struct ht_engine_figure digest_figures[HT_DIGEST_FIGURES] = {
 
 static void digest_values(void *ctx, uint64_t out[])
 {
-    const struct ht_digest_client *client = client_of(ctx);
+    struct ht_store *s = ctx;
+    const struct ht_digest_client *client = s->engine->digest;
 
     memset(out, 0, HT_DIGEST_FIGURES * sizeof(*out));
     if (client)
@@ -146,7 +143,7 @@ void ht_store_begin_digest(struct ht_store *s, const struct ht_digest_client *cl
 
 void ht_store_end_digest(struct ht_store *s)
 {
-    if (!client_of(s))
+    if (!s->engine->digest)
         return;
     ht_row_end(&s->engine->row[HT_ENGINE_DIGEST]);
     s->engine->digest = NULL;
@@ -154,6 +151,6 @@ void ht_store_end_digest(struct ht_store *s)
 
 void ht_store_wake_digest(struct ht_store *s)
 {
-    if (s->opts.digest && s->engine && s->engine->started && client_of(s))
+    if (s->opts.digest && s->engine && s->engine->started && s->engine->digest)
         (void)ht_row_wake(&s->engine->row[HT_ENGINE_DIGEST]);
 }

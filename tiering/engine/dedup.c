@@ -36,7 +36,6 @@
 #include "tiering/engine/pass.h"
 
 #define MS UINT64_C(1000000)
-#define STEP_BYTES HT_MIB /* compared */
 
 enum {
     SLICE_OBJECTS = 1024, /* of which the versions are noted */
@@ -175,9 +174,9 @@ static uint64_t name_of(const struct ht_ref *ref)
     return ht_id_hash(ref->checksum ^ ht_id_hash(ht_ref_place(ref))) | 1;
 }
 
-static uint64_t *slot_of(struct ht_dedup_vain *v, const struct ht_ref *ref)
+static uint64_t *slot_of(struct ht_dedup *d, const struct ht_ref *ref)
 {
-    return &v->name[name_of(ref) / 2 % HT_ARRAY_SIZE(v->name)];
+    return &d->vain[name_of(ref) / 2 % HT_ARRAY_SIZE(d->vain)];
 }
 
 /* ------------------------------------------------------------------ walking */
@@ -218,12 +217,10 @@ static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct h
 {
     const struct ht_dedup_pass *p = ctx;
 
-    if (!ht_chunk_may_share(p->s, c) || *slot_of(&p->s->engine->dedup.vain, &c->pub) == name_of(&c->pub))
+    if (!ht_chunk_may_share(p->s, c) || *slot_of(&p->s->engine->dedup, &c->pub) == name_of(&c->pub))
         return HT_PASS_NONE;
     return is_probably_zero(p, o, &c->pub) ? HT_PASS_ALONE : HT_PASS_TWINS;
 }
-
-static const struct ht_pass_user user = {.object = is_settled, .content = wants};
 
 /* ---------------------------------------------------------------- comparing */
 
@@ -234,10 +231,10 @@ static const struct ht_pass_user user = {.object = is_settled, .content = wants}
 static struct ht_sharer_side name_owner(const struct ht_dedup_pass *p, const struct ht_pass *from, unsigned owner)
 {
     const struct ht_move_owner *w = &from->found.owner[owner];
-    size_t at = ht_walk_find(&p->pass.walk, w->obj->oid);
+    size_t at = ht_walk_find(&p->pass.walk, w->oid);
 
     return (struct ht_sharer_side){
-        .oid = w->obj->oid,
+        .oid = w->oid,
         .version = p->version[at],
         .index = w->index,
         .place = ht_ref_place(&from->found.was),
@@ -288,7 +285,7 @@ static void in_vain(struct ht_dedup_pass *p, const struct ht_pass *from, enum ht
     ht_store_lock(s);
     const struct ht_chunk *c = ht_sharer_find(s, &want, &o);
     if (c)
-        *slot_of(&s->engine->dedup.vain, &c->pub) = name_of(&c->pub);
+        *slot_of(&s->engine->dedup, &c->pub) = name_of(&c->pub);
     ht_store_unlock(s);
     skip(p, !c);
     p->figure[figure] += c != NULL;
@@ -340,7 +337,7 @@ static int look_at(struct ht_dedup_pass *p, const struct ht_pass *from, const ui
     const struct ht_move *m = &from->found;
 
     p->figure[HT_DEDUP_COMPARED] += m->was.stored;
-    if (is_probably_zero(p, m->owner[0].obj, &m->was))
+    if (is_probably_zero(p, m->obj, &m->was))
         return share_zeros(p, from, content);
     if (from->content != p->kept.content || m->was.stored != p->kept.stored)
         keep(p, from, content);
@@ -351,17 +348,15 @@ static int look_at(struct ht_dedup_pass *p, const struct ht_pass *from, const ui
     return 0;
 }
 
-static int read_content(struct ht_dedup_pass *p, uint64_t *out_bytes)
+static int read_content(void *ctx, struct ht_budget *b)
 {
+    struct ht_dedup_pass *p = ctx;
     const struct ht_move *m = &p->pass.found;
-    struct ht_chunk_io io = {.obj = m->owner[0].obj,
-                             .index = m->owner[0].index,
-                             .ref = m->was,
-                             .data = p->buf,
-                             .as_stored = p->pass.content != 0};
+    struct ht_chunk_io io = {
+        .obj = m->obj, .index = m->owner[0].index, .ref = m->was, .data = p->buf, .as_stored = p->pass.content != 0};
     int rc = ht_chunks_read_permitted(&io, 1);
 
-    *out_bytes += m->was.stored;
+    b->bytes += m->was.stored;
     if (!rc)
         return look_at(p, &p->pass, p->buf);
     if (rc == -ENOMEM)
@@ -371,29 +366,16 @@ static int read_content(struct ht_dedup_pass *p, uint64_t *out_bytes)
     return 0;
 }
 
-/* A slice of the pass, and what came. */
-static int next(struct ht_dedup_pass *p, uint64_t *out_bytes)
-{
-    int rc = ht_pass_next(&p->pass);
-
-    if (!rc && p->pass.found.owners)
-        rc = read_content(p, out_bytes);
-    ht_pass_put(&p->pass);
-    p->figure[HT_DEDUP_LEFT] = p->pass.shared.twin_bytes;
-    return rc;
-}
+static const struct ht_pass_user user = {.object = is_settled, .content = wants, .came = read_content};
 
 /* Some content, as much as the budget allows, and one transaction. */
 static int compare_some(struct ht_dedup_pass *p, struct ht_budget *b)
 {
-    uint64_t most = ht_min_u64(b->most_bytes, STEP_BYTES);
     int rc = 0;
 
-    do {
-        b->next_is_long = !b->may_be_long && ht_pass_is_long(&p->pass);
-        if (!b->next_is_long)
-            rc = next(p, &b->bytes);
-    } while (!rc && !b->next_is_long && b->bytes < most && ht_now_ns() < b->until_ns && !ht_pass_is_over(&p->pass));
+    while (!rc && !ht_pass_is_over(&p->pass) && ht_pass_may_go_on(&p->pass, b))
+        rc = ht_pass_next(&p->pass, b);
+    p->figure[HT_DEDUP_LEFT] = p->pass.shared.twin_bytes;
     int shared = share(p);
     return rc ? rc : shared;
 }
@@ -433,7 +415,7 @@ void ht_dedup_saw(struct ht_store *s, const struct ht_pass *from, const uint8_t 
     struct ht_dedup_pass *p = s->engine->dedup.pass;
     const struct ht_move *m = &from->found;
 
-    if (ht_dedup_waits(s) && (from->content || is_probably_zero(p, m->owner[0].obj, &m->was)))
+    if (ht_dedup_waits(s) && (from->content || is_probably_zero(p, m->obj, &m->was)))
         p->skipped |= look_at(p, from, content) != 0;
 }
 
@@ -463,14 +445,10 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     /* What the mount has found has not changed since. If no model waits for its reserves, the first pass need not. */
     if (d->reserved && d->pass->figure[HT_DEDUP_PASSES] == 0 && d->due_ns)
         d->due_ns = ht_min_u64(d->due_ns, ht_now_ns());
-    if (ht_dedup_waits(s) && ht_scrub_is_awaited(s->engine)) {
-        b->at_ns = ht_now_ns() + PAUSE_MS * MS;
-        return HT_STEP_IDLE;
-    }
-    if (d->due_ns > ht_now_ns()) {
-        b->at_ns = d->due_ns;
-        return HT_STEP_IDLE;
-    }
+    if (ht_dedup_waits(s) && ht_scrub_is_awaited(s->engine))
+        return ht_idle_until(b, ht_now_ns() + PAUSE_MS * MS);
+    if (d->due_ns > ht_now_ns())
+        return ht_idle_until(b, d->due_ns);
     if (!d->due_ns)
         note_versions(d->pass);
     else if (ht_pass_is_over(&d->pass->pass))

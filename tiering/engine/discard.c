@@ -181,14 +181,11 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     uint64_t now = ht_now_ns();
 
     if (!d->walking) {
-        bool noted = ht_store_locked(s, s->waits.discard_noted);
-        if (!noted)
+        if (!ht_store_locked(s, s->waits.discard_noted))
             return HT_STEP_IDLE;
         d->due_ns = d->due_ns ? d->due_ns : now + (s->opts.discard == HT_DISCARD_AUTO ? AUTO_PAUSE_NS : PAUSE_NS);
-        if (now < d->due_ns) {
-            b->at_ns = d->due_ns;
-            return HT_STEP_IDLE;
-        }
+        if (now < d->due_ns)
+            return ht_idle_until(b, d->due_ns);
         d->due_ns = 0;
         begin_walk(s);
     }

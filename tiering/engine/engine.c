@@ -38,8 +38,7 @@ static enum ht_step checkpoint_step(void *ctx, struct ht_budget *b)
 static enum ht_step health_step(void *ctx, struct ht_budget *b)
 {
     ht_store_watch_devices(ctx);
-    b->at_ns = ht_now_ns() + ht_health_period_ns(ctx);
-    return HT_STEP_IDLE;
+    return ht_idle_until(b, ht_now_ns() + ht_health_period_ns(ctx));
 }
 
 static const struct ht_engine_type checkpoint_engine = {

@@ -85,20 +85,16 @@ enum ht_dedup_figure {
     HT_DEDUP_FIGURES
 };
 
-/*
- * Content that was compared or read in vain, by hashes of place and checksum: no later pass looks at it again. A small
- * table, of which new entries take the place of old ones. The store's lock guards it.
- */
-struct ht_dedup_vain {
-    uint64_t name[1024]; /* 0: none */
-};
-
 /* The engine's; its thread's alone. */
 struct ht_dedup {
     _Atomic uint64_t bytes; /* heap; any thread reads it */
     /* ht_store_reserves_complete: any thread's, apart from fields that the compiler may read together. */
     _Atomic bool reserved;
-    struct ht_dedup_vain vain;
+    /*
+     * Content that was compared or read in vain, by hashes of place and checksum: no later pass looks at it again. A
+     * small table, of which new entries take the place of old ones; 0: none. The store's lock guards it.
+     */
+    uint64_t vain[1024];
     struct ht_dedup_pass *pass; /* NULL: none */
     uint64_t due_ns;            /* its walk begins not before; 0: not all versions are noted */
     uint64_t seen_lsn;          /* what the log had when the last whole round began */

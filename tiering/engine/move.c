@@ -137,7 +137,7 @@ static int go_on(struct ht_move_batch *b, struct ht_budget *budget)
     if (budget->next_is_long)
         return 1;
     if (!ht_walk_is_over(&b->pass.walk))
-        rc = ht_pass_next(&b->pass);
+        rc = ht_pass_next(&b->pass, budget);
     else if (b->sorted)
         rc = ht_move_unit(b, budget);
     else {
@@ -230,10 +230,8 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
     if (ht_is_read_only(s))
         return HT_STEP_IDLE;
     if (!c->batch) {
-        if (c->next_ns > now) {
-            budget->at_ns = c->next_ns;
-            return HT_STEP_IDLE;
-        }
+        if (c->next_ns > now)
+            return ht_idle_until(budget, c->next_ns);
         if (!c->in_pass && !begin_pass(s, c, &budget->at_ns))
             return HT_STEP_IDLE;
         return new_batch(s, &c->batch) ? HT_STEP_BLOCKED : HT_STEP_WORKED;

@@ -39,7 +39,7 @@ struct unit {
     struct ht_store *s;
     struct ht_move move[MOVES_MAX];
     unsigned victim[MOVES_MAX];  /* of each move: the first of its groups */
-    struct ht_move_owner *owner; /* in the order of the moves, each with a reference to its object */
+    struct ht_move_owner *owner; /* in the order of the moves. Each of these has a reference to its object */
     unsigned count, owners, owners_cap, blocks;
     struct ht_slice slice; /* while it gathers */
 };
@@ -62,13 +62,6 @@ static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_re
 
 enum { GATHERED, FULL, STAYS, NOT_DURABLE };
 
-static struct ht_chunk *chunk_of(struct ht_store *s, const struct ht_owner_found *f, struct ht_obj **out_o)
-    HT_REQUIRES(HT_LOCK_STORE)
-{
-    *out_o = ht_obj_find_locked(s, f->oid);
-    return *out_o && !(*out_o)->dead ? ht_chunk_find(*out_o, f->index) : NULL;
-}
-
 /* Is the chunk's published content still where it was found? */
 static bool is_there(const struct ht_chunk *c, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -89,12 +82,11 @@ static struct ht_move *find_move(struct unit *u, const struct ht_ref *ref)
 static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_owner_found *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_obj *o;
-    struct ht_chunk *c = chunk_of(u->s, f, &o);
+    const struct ht_chunk *c = ht_chunk_find_in(u->s, f->oid, f->index, &o);
 
     if (!c || (c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_same_place(&c->pub, &m->was))
         return false;
-    o->refs++;
-    u->owner[u->owners++] = (struct ht_move_owner){o, f->index};
+    u->owner[u->owners++] = (struct ht_move_owner){f->oid, f->index};
     m->owners++;
     return true;
 }
@@ -105,7 +97,7 @@ static int gather_place(struct unit *u, unsigned victim, const struct ht_owner_f
 {
     struct ht_move *m = &u->move[u->count];
     struct ht_obj *o;
-    struct ht_chunk *c = chunk_of(u->s, f, &o);
+    const struct ht_chunk *c = ht_chunk_find_in(u->s, f->oid, f->index, &o);
 
     if (!is_there(c, f))
         return GATHERED;
@@ -114,10 +106,11 @@ static int gather_place(struct unit *u, unsigned victim, const struct ht_owner_f
         return GATHERED;
     if (u->count == MOVES_MAX)
         return STAYS;
-    *m = (struct ht_move){.owner = &u->owner[u->owners]};
+    *m = (struct ht_move){.obj = o, .owner = &u->owner[u->owners]};
     int rc = ht_ref_copy(&m->was, &c->pub);
     if (rc)
         return rc;
+    o->refs++;
     u->victim[u->count++] = victim;
     u->blocks += ht_ref_blocks(&m->was);
     for (unsigned i = 0; i < n; i++, ht_slice_next(u->s, &u->slice))
@@ -132,8 +125,9 @@ static void forget_from(struct unit *u, unsigned count) HT_REQUIRES(HT_LOCK_STOR
     while (u->count > count) {
         struct ht_move *m = &u->move[--u->count];
         u->blocks -= ht_ref_blocks(&m->was);
-        for (; m->owners; m->owners--, ht_slice_next(u->s, &u->slice))
-            ht_obj_put_locked(u->owner[--u->owners].obj);
+        u->owners -= m->owners;
+        ht_obj_put_locked(m->obj);
+        ht_slice_next(u->s, &u->slice);
         if (ht_ref_holds(&m->now))
             ht_free_ref_now(u->s, &m->now);
         ht_ref_forget(&m->was);
@@ -282,9 +276,9 @@ static unsigned read_round(const struct round *r, int *out_rc)
     unsigned sound = 0;
 
     for (unsigned i = 0; i < r->n; i++) {
-        const struct ht_move_owner *w = &r->move[i].owner[0];
+        const struct ht_move *m = &r->move[i];
         io[i] = (struct ht_chunk_io){
-            .obj = w->obj, .index = w->index, .ref = r->move[i].was, .data = r->at[i], .as_stored = true};
+            .obj = m->obj, .index = m->owner[0].index, .ref = m->was, .data = r->at[i], .as_stored = true};
     }
     *out_rc = ht_chunks_read_permitted(io, r->n);
     while (sound < r->n && !io[sound].rc)

@@ -3,6 +3,8 @@
 
 #include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
+#include "tiering/api/background.h"
+#include "tiering/api/object.h"
 #include "tiering/object/context.h"
 
 #define HASHES_ALL (UINT64_C(1) << 32)
@@ -213,26 +215,24 @@ static int need_owners(struct ht_pass *p, size_t n)
     return rc;
 }
 
-/* Only while the engine works on it: a deleted object keeps its space as long as it is held. */
-static void hold(struct ht_pass *p, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+/*
+ * One is held, only while the engine works on the content: a deleted object keeps its space as long as it is held.
+ */
+static void add_owner(struct ht_pass *p, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    o->refs++;
-    p->found.owner[p->found.owners++] = (struct ht_move_owner){o, index};
+    if (!p->found.owners) {
+        o->refs++;
+        p->found.obj = o;
+    }
+    p->found.owner[p->found.owners++] = (struct ht_move_owner){o->oid, index};
 }
 
-void ht_pass_put(struct ht_pass *p)
+static void put_found(struct ht_pass *p)
 {
-    struct ht_slice slice = {0};
-
-    if (!p->found.owners)
-        return;
-    ht_store_lock(p->s);
-    for (; p->found.owners; ht_slice_next(p->s, &slice))
-        ht_obj_put_locked(p->found.owner[--p->found.owners].obj);
-    ht_store_unlock(p->s);
-    p->content = 0;
+    ht_obj_put(p->found.obj);
     ht_ref_forget(&p->found.was);
-    memset(&p->found.was, 0, sizeof(p->found.was));
+    p->found = (struct ht_move){.owner = p->found.owner};
+    p->content = 0;
 }
 
 /* ------------------------------------------------------------------ walking */
@@ -294,7 +294,7 @@ static int take(struct ht_pass *p, struct ht_obj *o, const struct ht_ref *ref, u
         rc = ht_ref_copy(&p->found.was, ref);
     if (rc)
         return rc;
-    hold(p, o, index);
+    add_owner(p, o, index);
     return WALK_TAKEN;
 }
 
@@ -444,8 +444,8 @@ static int find_owners(struct ht_pass *p, const struct ht_owner_found *f, size_t
     int rc = need_owners(p, n);
 
     for (size_t i = 0; !rc && i < n; i++, ht_slice_next(p->s, &slice)) {
-        struct ht_obj *o = ht_obj_find_locked(p->s, f[i].oid);
-        struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, f[i].index) : NULL;
+        struct ht_obj *o;
+        const struct ht_chunk *c = ht_chunk_find_in(p->s, f[i].oid, f[i].index, &o);
         const struct ht_ref *ref = c ? ref_at(p, c, f->place) : NULL;
         if (!ref)
             continue;
@@ -455,7 +455,7 @@ static int find_owners(struct ht_pass *p, const struct ht_owner_found *f, size_t
             break;
         if (ref->visible > most->visible && !HT_MUTANT("frame-too-short"))
             most->visible = ref->visible;
-        hold(p, o, f[i].index);
+        add_owner(p, o, f[i].index);
     }
     return rc;
 }
@@ -534,12 +534,27 @@ bool ht_pass_is_long(const struct ht_pass *p)
     return ht_walk_is_over(&p->walk) && ht_owners_are_long(&p->shared);
 }
 
-int ht_pass_next(struct ht_pass *p)
+bool ht_pass_may_go_on(const struct ht_pass *p, struct ht_budget *b)
 {
+    if (b->begun && (b->bytes >= b->most_bytes || ht_now_ns() >= b->until_ns))
+        return false;
+    b->begun = true;
+    b->next_is_long = !b->may_be_long && ht_pass_is_long(p);
+    return !b->next_is_long;
+}
+
+int ht_pass_next(struct ht_pass *p, struct ht_budget *b)
+{
+    int rc = 0;
+
     if (!ht_walk_is_over(&p->walk))
-        return walk_slice(p);
-    if (!ht_owners_are_over(&p->shared))
-        return next_shared(p);
-    next_part(p);
-    return 0;
+        rc = walk_slice(p);
+    else if (!ht_owners_are_over(&p->shared))
+        rc = next_shared(p);
+    else
+        next_part(p);
+    if (!rc && p->found.owners)
+        rc = p->user->came(p->ctx, b);
+    put_found(p);
+    return rc;
 }

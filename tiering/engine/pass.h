@@ -9,9 +9,9 @@
  *             all was walked: each noted place comes -----+----> over, if that was the last part
  *
  * Places that probably have the same content (twins) come one after the other. Notes have a bound (below), so the
- * walk is made once for each part of the places. Whatever comes has a copy of a reference, and owners with references
- * to their objects, until the caller puts them. So a pass keeps only numbers between steps, and a deleted object keeps
- * no space because an engine was paused.
+ * walk is made once for each part of the places. Whatever comes has a copy of a reference, and its owners by number.
+ * Only while the engine works on it one object is held. So a pass keeps only numbers between steps, and a deleted
+ * object keeps no space because an engine was paused.
  *
  * One thread at a time.
  */
@@ -21,6 +21,7 @@
 
 #include "tiering/txn/txn.h"
 
+struct ht_budget;
 struct ht_chunk;
 
 /* ------------------------------------------------------------------- notes */
@@ -128,7 +129,9 @@ enum ht_pass_want {
     HT_PASS_ALONE, /* at once, with this owner alone */
 };
 
-/* What an engine wants. Each may be NULL, but it has either content or groups. The ctx is the engine's. */
+/*
+ * What an engine wants. Each may be NULL, but it has either content and came, or groups. The ctx is the engine's.
+ */
 struct ht_pass_user {
     /* Without the lock, before an object: false passes it. */
     bool (*wants)(void *ctx, uint64_t oid);
@@ -136,6 +139,8 @@ struct ht_pass_user {
     bool (*object)(void *ctx, const struct ht_obj *o);
     /* Of the chunk's published reference, or with `current` of either. Lock held. */
     enum ht_pass_want (*content)(void *ctx, const struct ht_obj *o, const struct ht_chunk *c);
+    /* It has come: what the pass has found. Without the lock. An error is that of the call. */
+    int (*came)(void *ctx, struct ht_budget *b);
     /*
      * Nothing comes, but the notes are the user's once all was walked: the owners of published content, once in each
      * group. The groups of a content, each once, at most as many as it has blocks. Lock held.
@@ -158,7 +163,7 @@ struct ht_pass {
     struct {
         uint64_t oid, index, place;
     } current; /* of this chunk the content published there has come, and the other one has not; oid 0: none */
-    /* What the last call found: no owners: nothing. `was` shows as much as the owner that shows most. */
+    /* What has come; no owners: nothing. `was` shows as much as the owner that shows most. */
     struct ht_move found;
     uint64_t content; /* of what comes beside its twins: they have the same. Else 0 */
     unsigned owners_cap;
@@ -174,6 +179,7 @@ void ht_pass_end(struct ht_pass *p); /* also of one that never began */
 bool ht_pass_is_over(const struct ht_pass *p);
 /* The next piece of work cannot be divided, and takes longer than a step. */
 bool ht_pass_is_long(const struct ht_pass *p);
-/* A slice of the walk, or a noted place, and what it found. -ENOMEM */
-int ht_pass_next(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-void ht_pass_put(struct ht_pass *p) HT_EXCLUDES(HT_LOCK_STORE); /* what it found */
+/* May a step go on with the next piece of work? A long one is not for this step, and the budget says so then. */
+bool ht_pass_may_go_on(const struct ht_pass *p, struct ht_budget *b);
+/* A slice of the walk, or a noted place, and the engine's work on what comes. -ENOMEM, or the engine's error */
+int ht_pass_next(struct ht_pass *p, struct ht_budget *b) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

@@ -55,12 +55,22 @@ uint64_t ht_planner_bytes(const struct ht_planner *p)
 
 /* ---------------------------------------------------------------- accesses */
 
+/* What the forecast is to be followed by. */
+enum change { KEEP, DROP, MAKE };
+
+static enum change find_change(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (p->forecast)
+        return p->outdated || ht_forecast_is_wrong(p->forecast) ? DROP
+            : ht_forecast_has_drifted(p->forecast)              ? MAKE
+                                                                : KEEP;
+    return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
+}
+
 /* Something may be to do for the engine. */
 static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
-    return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
+    return find_change(p) != KEEP && (p->forecast || now_ns - p->tried_ns >= p->wait_ns);
 }
 
 /* So many bytes changed that plans of steps before do not hold. */
@@ -174,36 +184,36 @@ void ht_planner_fetch_later(struct ht_store *s)
     s->engine->planner.fetch_ns = ht_now_ns() + FETCH_PAUSE_NS;
 }
 
-void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+/* Of the next use that a program named, or the plan. False: none is known. */
+static bool next_place(const struct ht_obj *o, uint64_t index, uint64_t *out_place) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_store *s = o->s;
-    const struct ht_forecast *f = s->engine->planner.forecast;
-    uint64_t place;
+    const struct ht_forecast *f = o->s->engine->planner.forecast;
 
-    if (ht_next_use_order_place(s, o->oid, &place)) {
-        ht_arena_set_next_use(s->arena, c->slot, place, false);
-        return;
-    }
+    if (ht_next_use_order_place(o->s, o->oid, out_place))
+        return true;
     if (!f || index > UINT32_MAX)
-        return;
+        return false;
     struct ht_forecast_use next = ht_forecast_next(f, o->oid, (uint32_t)index);
     if (next.known)
-        ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(f, next.next_ns), false);
+        *out_place = ht_forecast_place(f, next.next_ns);
+    return next.known;
+}
+
+void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    uint64_t place;
+
+    if (next_place(o, index, &place))
+        ht_arena_set_next_use(o->s->arena, c->slot, place, false);
 }
 
 bool ht_planner_place(const struct ht_obj *o, uint64_t index, uint64_t *out_place)
 {
     const struct ht_forecast *f = o->s->engine->planner.forecast;
-    struct ht_forecast_use next = {.known = false};
 
-    if (!f)
-        return false;
-    if (ht_next_use_order_place(o->s, o->oid, out_place))
-        return true;
-    if (index <= UINT32_MAX)
-        next = ht_forecast_next(f, o->oid, (uint32_t)index);
-    *out_place = ht_forecast_place(f, next.known ? next.next_ns : ht_forecast_now(f, ht_now_ns()));
-    return true;
+    if (f && !next_place(o, index, out_place))
+        *out_place = ht_forecast_place(f, ht_forecast_now(f, ht_now_ns()));
+    return f != NULL;
 }
 
 enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index)
@@ -321,18 +331,6 @@ static bool install(struct ht_store *s, struct ht_forecast *f, uint64_t cpu_ns) 
         ht_arena_order_end(s->arena);
     bool begins = ht_next_use_update(s);
     return begins || (f && ht_next_uses_count(&s->next_uses));
-}
-
-/* What the forecast is to be followed by. */
-enum change { KEEP, DROP, MAKE };
-
-static enum change find_change(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (p->forecast)
-        return p->outdated || ht_forecast_is_wrong(p->forecast) ? DROP
-            : ht_forecast_has_drifted(p->forecast)              ? MAKE
-                                                                : KEEP;
-    return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
 }
 
 /* Copies all runs, in slices: others wait for the lock. Returns how many; *out_run is the caller's. */

@@ -348,8 +348,7 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
     struct ht_store *s = ctx;
 
     ht_store_readahead(s);
-    b->at_ns = ht_store_locked(s, ht_next_use_look_ns(s));
-    return HT_STEP_IDLE;
+    return ht_idle_until(b, ht_store_locked(s, ht_next_use_look_ns(s)));
 }
 
 static enum ht_step cold_step(void *ctx, struct ht_budget *b)

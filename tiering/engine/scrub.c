@@ -50,7 +50,7 @@ struct ht_scrub_run {
     struct ht_pass pass;
     bool twins; /* deduplication waits */
     uint8_t *buf;
-    uint64_t bytes; /* read in this step */
+    uint64_t *bytes; /* moved in this step */
     struct ht_permit permit;
 };
 
@@ -78,20 +78,10 @@ void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out)
 
 static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
 {
-    r->bytes += bytes;
+    *r->bytes += bytes;
     ht_mutex_lock(ht_scrub_lock(r->c));
     r->c->st.run_bytes += bytes;
     r->c->st.bytes += bytes;
-    ht_mutex_unlock(ht_scrub_lock(r->c));
-}
-
-/* The run reads these bytes no second time. */
-static void take_off(struct ht_scrub_run *r, uint64_t bytes)
-{
-    struct ht_scrub_stats *st = &r->c->st;
-
-    ht_mutex_lock(ht_scrub_lock(r->c));
-    st->run_total_bytes -= ht_min_u64(st->run_total_bytes, bytes);
     ht_mutex_unlock(ht_scrub_lock(r->c));
 }
 
@@ -191,15 +181,7 @@ static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_lo
              d->repaired ? "it was written anew from the other copy" : "it could not be written anew");
 }
 
-static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c)
-{
-    const struct ht_scrub_run *r = ctx;
-
-    (void)o, (void)c;
-    return r->twins ? HT_PASS_TWINS : HT_PASS_ONCE;
-}
-
-static const struct ht_pass_user user = {.content = wants, .current = true, .lone = true};
+static const struct ht_pass_user user;
 
 /* One frame. As next_super; -EAGAIN: not now; -ENOMEM. */
 static int next_frame(struct ht_scrub_run *r)
@@ -233,7 +215,7 @@ static int next_frame(struct ht_scrub_run *r)
 
 static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
 {
-    struct ht_event_about about = {x->obj->oid, x->device, x->offset, x->error};
+    struct ht_event_about about = {x->owner[0].oid, x->device, x->offset, x->error};
     bool repaired = x->repair_error == 0;
     char text[128], reason[REASON_BYTES];
 
@@ -271,15 +253,18 @@ static void show(struct ht_scrub_run *r)
         return;
     ht_dedup_saw(r->s, &r->pass, r->buf);
     if (!r->pass.content)
-        ht_recompress_saw(r->s, m, r->buf, &r->bytes);
+        ht_recompress_saw(r->s, m, r->buf, r->bytes);
 }
 
-static int scrub_content(struct ht_scrub_run *r)
+static int scrub_content(void *ctx, struct ht_budget *b)
 {
+    struct ht_scrub_run *r = ctx;
     const struct ht_move *m = &r->pass.found;
     uint64_t bytes = (uint64_t)ht_ref_blocks(&m->was) * HT_BLOCK_BYTES;
     struct ht_suspect x = {
+        .s = r->s,
         .ref = m->was,
+        .obj = m->obj,
         .owner = m->owner,
         .owners = m->owners,
         .buf = r->buf,
@@ -289,7 +274,6 @@ static int scrub_content(struct ht_scrub_run *r)
     };
     int rc = ht_suspect_read(&x);
 
-    take_off(r, (m->owners - 1) * bytes);
     if (rc < 0 || rc == HT_SUSPECT_ABSENT)
         return rc < 0 ? rc : 0;
     count_bytes(r, bytes);
@@ -299,58 +283,37 @@ static int scrub_content(struct ht_scrub_run *r)
     return 0;
 }
 
-/* One content, or a slice of the pass without any. As next_super; 0: that was all; -ENOMEM. */
-static int next_content(struct ht_scrub_run *r)
+static enum ht_pass_want wants(void *ctx, const struct ht_obj *o, const struct ht_chunk *c)
 {
-    if (ht_pass_is_over(&r->pass))
-        return 0;
-    int rc = ht_pass_next(&r->pass);
-    if (!rc && r->pass.found.owners)
-        rc = scrub_content(r);
-    ht_pass_put(&r->pass);
-    return rc ? rc : 1;
+    const struct ht_scrub_run *r = ctx;
+
+    (void)o, (void)c;
+    return r->twins ? HT_PASS_TWINS : HT_PASS_ONCE;
 }
+
+static const struct ht_pass_user user = {.content = wants, .came = scrub_content, .current = true, .lone = true};
 
 /* -------------------------------------------------------------------- run */
 
-/* Of all objects, which may come and go. */
-static uint64_t stored_blocks(struct ht_store *s)
-{
-    const struct ht_buckets *t = &s->objects.table.buckets;
-    struct ht_slice slice = {0};
-    uint64_t blocks = 0;
-    size_t bucket = 0;
-
-    ht_store_lock(s);
-    do {
-        if (!t->count)
-            break;
-        ht_obj_for_each_in_bucket(o, s, bucket) {
-            blocks += ht_obj_stored_blocks(o);
-            ht_lock_step();
-        }
-        bucket = ht_buckets_next(t, bucket);
-        ht_slice_next(s, &slice);
-    } while (bucket);
-    ht_store_unlock(s);
-    return blocks;
-}
-
+/* Superblocks, the copies of the log, and all that is stored. */
 static uint64_t total_bytes(struct ht_store *s)
 {
     struct ht_journal_stats log;
 
     ht_journal_stats(s->journal, &log);
-    uint64_t blocks = (uint64_t)s->dev_count * HT_SUPER_COPIES, bytes = HT_LOG_COPIES * log.used_bytes;
-    blocks += stored_blocks(s);
-    return bytes + blocks * HT_BLOCK_BYTES;
+    ht_store_lock(s);
+    const struct ht_alloc *a = s->alloc;
+    uint64_t all = ht_alloc_total(a) * HT_BLOCK_BYTES, fixed = ht_store_all_fixed_bytes(s);
+    uint64_t unused = (ht_alloc_available(a) + ht_alloc_reserved(a)) * HT_BLOCK_BYTES;
+    ht_store_unlock(s);
+    uint64_t supers = (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
+    return supers + HT_LOG_COPIES * log.used_bytes + all - ht_min_u64(fixed + unused, all);
 }
 
 int ht_store_scrub_start(struct ht_store *s)
 {
     struct ht_scrub *c = &s->engine->scrub;
     struct ht_scrub_run *r = calloc(1, sizeof(*r));
-
     uint8_t *buf = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
 
     if (!r || !buf) {
@@ -421,9 +384,15 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
     free(r);
 }
 
-static int next(struct ht_scrub_run *r)
+/* As next_super; 0: that was all; -ENOMEM. */
+static int next(struct ht_scrub_run *r, struct ht_budget *b)
 {
-    return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_content(r);
+    if (r->phase != CHUNKS)
+        return r->phase == SUPERS ? next_super(r) : next_frame(r);
+    if (ht_pass_is_over(&r->pass))
+        return 0;
+    int rc = ht_pass_next(&r->pass, b);
+    return rc ? rc : 1;
 }
 
 /*
@@ -431,20 +400,14 @@ static int next(struct ht_scrub_run *r)
  */
 static int go_on(struct ht_scrub_run *r, struct ht_budget *b)
 {
-    bool stop;
-    int rc = 1;
+    bool stop = false;
 
-    r->bytes = 0;
+    r->bytes = &b->bytes;
     r->ring = ht_store_ring(r->s);
-    if (!r->ring)
-        rc = -ENOMEM;
-    do {
-        stop = r->c->stop;
-        b->next_is_long = !b->may_be_long && ht_pass_is_long(&r->pass);
-        rc = stop || b->next_is_long || rc < 0 ? rc : next(r);
-    } while (!stop && rc > 0 && r->bytes < b->most_bytes && !b->next_is_long && ht_now_ns() < b->until_ns);
+    int rc = r->ring ? 1 : -ENOMEM;
+    while (rc > 0 && !(stop = r->c->stop) && ht_pass_may_go_on(&r->pass, b))
+        rc = next(r, b);
     ht_dedup_share_seen(r->s);
-    b->bytes = r->bytes;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
     end(r, rc < 0 && rc != -EAGAIN ? rc : 0, stop);

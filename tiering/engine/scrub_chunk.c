@@ -17,6 +17,7 @@
  */
 
 #include "tiering/codec/frame.h"
+#include "tiering/api/object.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -189,11 +190,9 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
     bool mapped = ht_chunk_images(o, c)->mapped;
     ht_store_unlock(s);
     v->error = copy_image(x, data, visible, mapped, buf);
-    struct ht_move_owner self = {x->obj, x->index};
-    v->move = (struct ht_move){.was = x->ref, .owner = &self, .owners = 1};
+    v->move = (struct ht_move){.was = x->ref, .obj = x->obj};
     if (!v->error)
         v->error = ht_move_write_raw(&v->move, x->ring, buf, visible);
-    v->move.owner = NULL; /* known later */
     ht_store_lock(s);
 }
 
@@ -237,15 +236,20 @@ static int validate(struct ht_suspect *x, struct verdict *v)
     return rc;
 }
 
-/* The owner that is looked at comes first. */
-static void look_at(struct ht_suspect *x, unsigned owner)
+static void put_first(struct ht_suspect *x, unsigned owner)
 {
     struct ht_move_owner first = x->owner[owner];
 
     x->owner[owner] = x->owner[0];
     x->owner[0] = first;
-    x->obj = first.obj;
-    x->index = first.index;
+}
+
+/* The owner that is looked at comes first. The caller puts its object; NULL: it is gone. */
+static struct ht_obj *look_at(struct ht_suspect *x, unsigned owner)
+{
+    put_first(x, owner);
+    x->index = x->owner[0].index;
+    return x->obj = ht_obj_get(x->s, x->owner[0].oid);
 }
 
 /* The new place, for all owners of the bad bytes. A copy of these, for moving changes their order. */
@@ -273,11 +277,12 @@ enum { NAMES = 1, IMAGE = 2, UNPUBLISHED = 4 };
 
 static unsigned state_of(struct ht_suspect *x)
 {
-    struct ht_store *s = x->obj->s;
+    struct ht_store *s = x->s;
     unsigned state = 0;
+    struct ht_obj *o;
 
     ht_store_lock(s);
-    struct ht_chunk *c = x->obj->dead ? NULL : ht_chunk_find(x->obj, x->index);
+    const struct ht_chunk *c = ht_chunk_find_in(s, x->owner[0].oid, x->owner[0].index, &o);
     if (c)
         state = (names(c, &x->ref) ? NAMES : 0) | (c->slot != HT_SLOT_NONE ? IMAGE : 0) |
             (ht_chunk_unpublished(c) ? UNPUBLISHED : 0);
@@ -291,12 +296,13 @@ static int mend_from(struct ht_suspect *x, unsigned other)
     struct ht_suspect by = *x;
     struct verdict v = {.remedy = NO_REMEDY};
 
-    look_at(&by, other);
-    bool may = (state_of(&by) & (IMAGE | UNPUBLISHED)) == IMAGE;
+    struct ht_obj *o = look_at(&by, other);
+    bool may = o && (state_of(&by) & (IMAGE | UNPUBLISHED)) == IMAGE;
     int rc = may ? validate(&by, &v) : 0;
     if (!rc && v.remedy == RELOCATE && !v.error)
         (void)relocate(&by, &v.move); /* this one may have stayed: then the next one is asked */
-    look_at(&by, other);
+    ht_obj_put(o);
+    put_first(&by, other);
     return rc;
 }
 
@@ -331,10 +337,10 @@ static int apply(struct ht_suspect *x, struct verdict *v)
 
 int ht_suspect_read(struct ht_suspect *x)
 {
-    look_at(x, 0);
+    x->index = x->owner[0].index;
     struct ht_chunk_io io = reading(x);
 
-    if (!is_present(x->obj->s, &x->ref))
+    if (!is_present(x->s, &x->ref))
         return HT_SUSPECT_ABSENT;
     io.data = x->buf;
     int rc = ht_chunks_read_permitted(&io, 1);
@@ -345,15 +351,20 @@ int ht_suspect_read(struct ht_suspect *x)
 int ht_suspect_check(struct ht_suspect *x, unsigned owner)
 {
     struct verdict v = {.remedy = NO_REMEDY};
+    struct ht_obj *o = look_at(x, owner);
 
-    look_at(x, owner);
-    if (x->lost && (state_of(x) & (NAMES | IMAGE)) == NAMES)
+    if (!o)
+        return HT_SUSPECT_SOUND;
+    if (x->lost && (state_of(x) & (NAMES | IMAGE)) == NAMES) {
+        ht_obj_put(o);
         return HT_SUSPECT_BAD; /* it has no second copy either: the bytes need not be read once more */
+    }
     enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* other threads wait for the chunk */
     int rc = validate(x, &v);
     if (!rc && v.bad)
         x->repair_error = apply(x, &v);
     (void)ht_io_class_set(was);
+    ht_obj_put(o);
     if (rc)
         return rc;
     return v.bad ? HT_SUSPECT_BAD : HT_SUSPECT_SOUND;

@@ -8,9 +8,11 @@
 
 struct ht_obj;
 struct ht_ring;
+struct ht_store;
 struct ht_move_owner;
 
 struct ht_suspect {
+    struct ht_store *s;
     struct ht_ref ref;           /* a copy of the reference under test */
     struct ht_move_owner *owner; /* all that were found. The caller keeps them, in any order */
     unsigned owners;
@@ -19,7 +21,7 @@ struct ht_suspect {
     const _Atomic bool *stop; /* the run should end: then what takes long does */
     bool repair;
     bool lost; /* no image of any owner replaces the bytes: none is looked for again */
-    /* The owner that is looked at. */
+    /* The owner that is looked at: the first one, while the caller holds its object; later any. */
     struct ht_obj *obj;
     uint64_t index;
     /* out, when it is bad */

@@ -253,8 +253,7 @@ static enum ht_step commit_step(void *ctx, struct ht_budget *b)
         ht_shm_give_closed(s);
         t->next_ns = ht_now_ns() + pause_ns;
     }
-    b->at_ns = t->next_ns;
-    return HT_STEP_IDLE;
+    return ht_idle_until(b, t->next_ns);
 }
 
 const struct ht_engine_type ht_commit_engine = {.name = "commit", .pause_ms = DOUBT_MS, .step = commit_step};

@@ -94,6 +94,9 @@ static_assert(HT_NODE_SLOTS == 64, "bits of a node's mask");
 /* ----------------------------------------------------------------- table */
 
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* The same in the object with this number, *out_o, unless it is dead. */
+struct ht_chunk *ht_chunk_find_in(struct ht_store *s, uint64_t oid, uint64_t index, struct ht_obj **out_o)
+    HT_REQUIRES(HT_LOCK_STORE);
 struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE); /* NULL: no memory */
 /*
  * The same for a call that may be refused. -ENOMEM; -ENOSPC: the tables have as much memory as they may

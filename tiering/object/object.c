@@ -21,6 +21,13 @@ struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
     return ht_obj_of_link(ht_id_find(&s->objects.table, oid));
 }
 
+struct ht_chunk *ht_chunk_find_in(struct ht_store *s, uint64_t oid, uint64_t index, struct ht_obj **out_o)
+{
+    struct ht_obj *o = *out_o = ht_obj_find_locked(s, oid);
+
+    return o && !o->dead ? ht_chunk_find(o, index) : NULL;
+}
+
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 {
     uint64_t before = ht_id_table_bytes(&s->objects.table);

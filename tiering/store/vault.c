@@ -226,8 +226,8 @@ unsigned ht_obj_places(struct ht_obj *o, uint64_t index, struct ht_obj_place *ou
  */
 static int recall_chunk(struct ht_obj *o, uint64_t index, uint64_t *bytes, ht_recall_stop *stop, void *ctx)
 {
-    struct ht_move_owner self = {o, index};
-    struct ht_move m = {.owner = &self, .owners = 1};
+    struct ht_move_owner self = {o->oid, index};
+    struct ht_move m = {.obj = o, .owner = &self, .owners = 1};
     struct ht_store *s = o->s;
     struct ht_cold_want w = {NULL, false};
     uint64_t lsn;

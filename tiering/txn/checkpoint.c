@@ -42,8 +42,12 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b, 
     e->next++;
 }
 
-/* A permit for the bytes of a slice, before the transaction that others wait for. */
-static void get_permit(struct ht_store *s, struct ht_permit *out)
+/*
+ * The transaction of a slice, with memory for it: a later failure would end the log. The permit comes before, for
+ * others wait for the transaction. It is for its records, not for the frame, which another thread may write. Callers
+ * would soon wait for the room of a log that is short: there the slice waits for no permit. -ENOMEM.
+ */
+static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     const struct ht_permit_request r = {
         .dev = s->dev[s->layout.log_device[0]],
@@ -51,21 +55,10 @@ static void get_permit(struct ht_store *s, struct ht_permit *out)
         .good = HT_GATE_LOG_ROOM,
         .bytes = SLICE_BYTES,
     };
-
-    ht_permit_get(&s->gate, &r, out);
-}
-
-/*
- * The transaction of a slice, with memory for it: a later failure would end the log. The permit is for its records, not
- * for the frame, which another thread may write. Callers would soon wait for the room of a log that is short: there the
- * slice waits for no permit. -ENOMEM.
- */
-static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
-{
     struct ht_permit permit;
 
     if (!ht_journal_is_short(s->journal)) {
-        get_permit(s, &permit);
+        ht_permit_get(&s->gate, &r, &permit);
         ht_permit_put(&permit);
     }
     ht_mutex_lock(&s->tx_lock);
@@ -151,14 +144,6 @@ static int set_start(struct ht_store *s, const struct ht_journal_start *start)
     return rc;
 }
 
-static void report_failure(int error)
-{
-    struct ht_event_about about = {.error = error};
-
-    ht_event(HT_EVENT_CHECKPOINT_FAILED, &about,
-             "log checkpoint failed: %s; the log keeps growing until it can be repeated", strerror(-error));
-}
-
 int ht_store_checkpoint(struct ht_store *s)
 {
     struct emission e = {.s = s};
@@ -183,8 +168,10 @@ int ht_store_checkpoint(struct ht_store *s)
             ht_journal_checkpoint_release(s->journal, &start);
     }
     if (rc) {
+        struct ht_event_about about = {.error = rc};
         ht_journal_checkpoint_give_up(s->journal, unnamed);
-        report_failure(rc);
+        ht_event(HT_EVENT_CHECKPOINT_FAILED, &about,
+                 "log checkpoint failed: %s; the log keeps growing until it can be repeated", strerror(-rc));
     }
     return rc;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * commit.c - publishes a scope as a whole, restores its published state, or ends it.
+ * commit.c - publishes a scope as a whole, or restores its published state.
  *
  * A scope is one model root, or with number 0 everything outside of model roots. Names, the optimizer and objects each
  * keep unpublished changes in memory. A commit collects all of that in one transaction; no other file knows the
@@ -16,9 +16,6 @@
  *
  * If a flush failed between 1 and 2, both are repeated. For a model root step 5 is the caller's (ht_store_sync): from
  * step 4 on it may change the scope, and the next commit publishes these changes.
- *
- * The end of a scope is part of a transaction of its caller (names): participants forget the
- * scope, and objects come last.
  *
  * An abort puts nothing into the log. So a crash during an abort leaves the last commit, as the abort itself does.
  *
@@ -141,17 +138,6 @@ static int prepare(struct ht_store *s, const struct ht_rounds *rounds, struct ht
     return rc;
 }
 
-/* The copy, and then the end of kept steps that expire. */
-static void put_copy(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX)
-{
-    struct ht_copy *k = w->k;
-
-    k->error = ht_keep_put(w, tx);
-    for (size_t i = 0; !k->error && i < k->expired_count; i++)
-        ht_scope_end(k->s, k->expired[i], HT_SCOPE_DELETED, tx);
-    ht_keep_end(w);
-}
-
 /*
  * Everything unpublished of the rounds' scope into one transaction, with the copy that w is for, if any. -EAGAIN:
  * nothing; begin the next round.
@@ -179,7 +165,7 @@ static int publish(struct ht_store *s, struct ht_rounds *rounds, struct ht_keep 
     }
     ht_scope_publish(s, scope, rounds->rest, tx);
     if (w->made)
-        put_copy(w, tx);
+        w->k->error = ht_keep_put(w, tx);
     return ht_tx_commit(tx, out_lsn);
 }
 
@@ -335,18 +321,6 @@ int ht_store_make_space(struct ht_store *s, bool again)
 
 /* -------------------------------------------------------------------- end */
 
-void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
-{
-    assert(scope);
-    ht_participant_for_each(c, s, ended)
-        c->ended(c->ctx, scope, how, tx);
-    tx->found_bytes = ht_scope_found_bytes(s, scope);
-    ht_scope_publish(s, scope, false, tx);
-    ht_store_lock(s);
-    ht_scope_forget(s, scope);
-    ht_store_unlock(s);
-}
-
 int ht_kept_end(struct ht_store *s, uint64_t kept, size_t bytes, uint64_t *out_lsn)
 {
     struct ht_tx *tx;
@@ -453,39 +427,32 @@ static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
     ht_store_unlock(s);
 }
 
-static void abort_in_tx(struct ht_store *s, uint64_t scope, bool rest) HT_REQUIRES(HT_LOCK_TX)
+static int abort_scope(struct ht_store *s, uint64_t scope, bool rest)
 {
-    ht_participant_for_each(c, s, abort)
-        c->abort(c->ctx, scope);
-    /* Still inside the transaction, so that no thread makes an object between the names and the content. */
-    abort_objects(s, scope, rest);
+    struct ht_tx *tx;
+
+    assert(scope);
+    int rc = ht_tx_begin(s, 0, &tx);
+    if (rc)
+        return rc;
+    bool edited = rest && ht_scope_edited(s, scope);
+    if (!edited) {
+        ht_participant_for_each(c, s, abort)
+            c->abort(c->ctx, scope);
+        /* Still inside the transaction, so that no thread makes an object between the names and the content. */
+        abort_objects(s, scope, rest);
+    }
+    rc = ht_tx_commit(tx, NULL);
+    return rc ? rc : edited ? -EBUSY : 0;
 }
 
 int ht_scope_abort(struct ht_store *s, uint64_t scope)
 {
-    struct ht_tx *tx;
-
-    assert(scope);
-    int rc = ht_tx_begin(s, 0, &tx);
-    if (rc)
-        return rc;
-    abort_in_tx(s, scope, false);
-    return ht_tx_commit(tx, NULL);
+    return abort_scope(s, scope, false);
 }
 
 int ht_scope_abort_rest(struct ht_store *s, uint64_t scope)
 {
-    struct ht_tx *tx;
-
-    assert(scope);
-    if (ht_shm_scan_scope(s, scope)) /* stores of programs are changes, too */
-        return -EBUSY;
-    int rc = ht_tx_begin(s, 0, &tx);
-    if (rc)
-        return rc;
-    bool edited = ht_scope_edited(s, scope);
-    if (!edited)
-        abort_in_tx(s, scope, true);
-    rc = ht_tx_commit(tx, NULL);
-    return rc ? rc : edited ? -EBUSY : 0;
+    /* Stores of programs are changes, too. */
+    return ht_shm_scan_scope(s, scope) ? -EBUSY : abort_scope(s, scope, true);
 }

@@ -11,7 +11,7 @@
  *   5. appends the transaction                                the commit before, or this one with its copy
  *
  * 2 and 4 can fail; then everything of the copy goes, and the transaction is that of the commit alone. A kept step that
- * expires ends after 4, when the copy is complete (commit.c).
+ * expires ends after 4, when the copy is complete.
  *
  * A clone is the same without a commit: its transaction has steps 2, 4 and 5 alone.
  *
@@ -538,6 +538,10 @@ int ht_keep_put(struct ht_keep *w, struct ht_tx *tx)
     ht_store_lock(s);
     put_objects(w, tx);
     ht_store_unlock(s);
+    for (size_t i = 0; i < k->expired_count; i++)
+        ht_scope_end(s, k->expired[i], HT_SCOPE_DELETED, tx);
+    forget_numbers(k);
+    w->made = false;
     return 0;
 }
 
@@ -577,15 +581,6 @@ void ht_copy_explain(const struct ht_copy *k, char *text, size_t cap)
                  "with a larger log (mkfs.hitrain --log-size=)");
 }
 
-/* ------------------------------------------------------------------ the end */
-
-void ht_keep_end(struct ht_keep *w)
-{
-    if (w->made)
-        forget_numbers(w->k);
-    w->made = false;
-}
-
 /* ------------------------------------------------------------------ clones */
 
 /* -EAGAIN: nothing was made, and the log has too little room now: begin again with k->bytes. */
@@ -600,11 +595,9 @@ static int copy_in_tx(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_T
         rc = -EAGAIN;
     else
         rc = ht_tx_expect(tx, w->k->bytes);
-    if (rc)
-        ht_keep_drop(w);
     if (!rc)
-        rc = ht_keep_put(w, tx);
-    ht_keep_end(w);
+        return ht_keep_put(w, tx);
+    ht_keep_drop(w);
     return rc;
 }
 

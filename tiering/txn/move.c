@@ -20,8 +20,9 @@
  *                                     '--one is not-------------> release them: the bytes stay
  *
  * Nothing but the holder of a chunk changes it, and published references change in transactions alone. So a held owner
- * stays what it was when it was looked at. No owner can be added either: that needs a chunk of one. The records of all
- * owners are in one transaction, so a crash leaves all of them at the old place or all at the new one.
+ * stays what it was when it was looked at. A published object dies in a transaction only, so none needs a reference. No
+ * owner can be added either: that needs a chunk of one. The records of all owners are in one transaction, so a crash
+ * leaves all of them at the old place or all at the new one.
  *
  * Bytes that are bad (scrub found that) leave their place with the owners that can: the others would not gain if all
  * stayed there. For the same reason they need not move in one transaction. If the log or memory has no room for all
@@ -112,11 +113,11 @@ int ht_move_write_copies(struct ht_store *s, struct ht_move m[], uint8_t *const 
     uint32_t blocks = 0;
 
     for (unsigned i = 0; i < n; i++) {
-        io[i] = (struct ht_chunk_io){.obj = m[i].owner[0].obj};
+        io[i] = (struct ht_chunk_io){.obj = m[i].obj};
         ht_chunk_write_prepare_copy(&io[i], bytes[i], &m[i].was);
         blocks += ht_ref_blocks(&m[i].was);
     }
-    int device = admit(m[0].owner[0].obj, blocks, &permit);
+    int device = admit(m[0].obj, blocks, &permit);
     if (device < 0)
         return device;
     for (unsigned i = 0; i < n; i++)
@@ -131,7 +132,7 @@ int ht_move_write_copies(struct ht_store *s, struct ht_move m[], uint8_t *const 
 
 int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, uint32_t len)
 {
-    struct ht_chunk_io io = {.obj = m->owner[0].obj};
+    struct ht_chunk_io io = {.obj = m->obj};
     struct ht_permit permit;
 
     ht_chunk_write_prepare(&io, frame, len, HT_CODEC_PLANES, m->was.visible);
@@ -147,7 +148,7 @@ int ht_move_write_frame(struct ht_move *m, struct ht_ring *ring, void *frame, ui
 
 int ht_move_write_raw(struct ht_move *m, struct ht_ring *ring, void *bytes, uint32_t len)
 {
-    struct ht_chunk_io io = {.obj = m->owner[0].obj};
+    struct ht_chunk_io io = {.obj = m->obj};
 
     ht_chunk_write_prepare(&io, bytes, len, HT_CODEC_RAW, len);
     int rc = begin_write(&io, ring, UINT_MAX, HT_ALLOC_HINT_NONE);
@@ -156,17 +157,12 @@ int ht_move_write_raw(struct ht_move *m, struct ht_ring *ring, void *bytes, uint
 
 /* ----------------------------------------------------------- transaction */
 
-static struct ht_chunk *chunk_of(const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
-{
-    return ht_chunk_find(w->obj, w->index);
-}
-
 /* Is it an owner of the bytes, with nothing newer? A thread may hold it. */
-static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_move_owner *w) HT_REQUIRES(HT_LOCK_STORE)
+static struct ht_chunk *owner_chunk(struct ht_store *s, const struct ht_move *m, unsigned owner, struct ht_obj **out_o)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_obj *o = w->obj;
-    struct ht_chunk *c = o ? chunk_of(w) : NULL;
-    bool owns = c && !o->dead && o->published && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
+    struct ht_chunk *c = ht_chunk_find_in(s, m->owner[owner].oid, m->owner[owner].index, out_o);
+    bool owns = c && (*out_o)->published && (c->flags & ~HT_CH_LOG_RESERVED) == HT_CH_PUB &&
         ht_ref_same_place(&c->pub, &m->was);
 
     return owns ? c : NULL;
@@ -175,7 +171,8 @@ static struct ht_chunk *owner_chunk(const struct ht_move *m, const struct ht_mov
 /* Has the reference as many owners as there are here? The first one is as it was. */
 static bool has_owners(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
 {
-    const struct ht_chunk *c = owner_chunk(m, &m->owner[0]);
+    struct ht_obj *o;
+    const struct ht_chunk *c = owner_chunk(s, m, 0, &o);
     const struct ht_refcount *e = c ? ht_refcount_find(s, &c->pub) : NULL;
 
     return c && ((e ? e->owners : 1) == m->owners || HT_MUTANT("owner-left-behind"));
@@ -184,9 +181,10 @@ static bool has_owners(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(
 bool ht_move_may(struct ht_store *s, const struct ht_move *m)
 {
     struct ht_slice slice = {0};
+    struct ht_obj *o;
 
     for (unsigned i = 0; i < m->owners; i++, ht_slice_next(s, &slice)) {
-        const struct ht_chunk *c = owner_chunk(m, &m->owner[i]);
+        const struct ht_chunk *c = owner_chunk(s, m, i, &o);
         if (!c || c->exclusive || c->shared)
             return false;
     }
@@ -205,8 +203,11 @@ static void release(struct ht_store *s, const struct ht_move *m, unsigned held) 
 {
     struct ht_slice slice = {0};
 
-    for (unsigned i = 0; i < held; i++, ht_slice_next(s, &slice))
-        ht_chunk_unlock_exclusive(m->owner[i].obj, chunk_of(&m->owner[i]), m->owner[i].index);
+    for (unsigned i = 0; i < held; i++, ht_slice_next(s, &slice)) {
+        struct ht_obj *o;
+        struct ht_chunk *c = ht_chunk_find_in(s, m->owner[i].oid, m->owner[i].index, &o);
+        ht_chunk_unlock_exclusive(o, c, m->owner[i].index);
+    }
 }
 
 /* Having looked at so many and held these: is another one worth it? */
@@ -219,15 +220,16 @@ static bool looks_on(enum whom whom, unsigned looked, unsigned held)
 static unsigned hold(struct ht_store *s, struct ht_move *m, enum whom whom, bool *busy) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_slice slice = {0};
+    struct ht_obj *o;
     unsigned held = 0;
 
     *busy = false;
     for (unsigned i = 0; i < m->owners && looks_on(whom, i, held); i++, ht_slice_next(s, &slice)) {
         struct ht_move_owner w = m->owner[i];
-        struct ht_chunk *c = owner_chunk(m, &w);
+        struct ht_chunk *c = owner_chunk(s, m, i, &o);
         if (!c || !has_content(m, c))
             continue;
-        if (!ht_chunk_trylock_exclusive(w.obj, c, w.index)) {
+        if (!ht_chunk_trylock_exclusive(o, c, w.index)) {
             *busy = true;
             continue;
         }
@@ -272,8 +274,8 @@ static struct ht_ref *make_refs(struct ht_store *s, struct ht_move *m, unsigned 
 static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, struct ht_tx *tx)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = w->obj;
-    struct ht_chunk *c = chunk_of(w);
+    struct ht_obj *o;
+    struct ht_chunk *c = ht_chunk_find_in(tx->s, w->oid, w->index, &o);
     struct ht_ref now = *ref;
 
     if (!HT_MUTANT("cut-undone"))

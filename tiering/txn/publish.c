@@ -383,6 +383,19 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, bool rest, struct ht_t
     ht_store_unlock(s);
 }
 
+/* Participants forget the scope, and objects come last. */
+void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
+{
+    assert(scope);
+    ht_participant_for_each(c, s, ended)
+        c->ended(c->ctx, scope, how, tx);
+    tx->found_bytes = ht_scope_found_bytes(s, scope);
+    ht_scope_publish(s, scope, false, tx);
+    ht_store_lock(s);
+    ht_scope_forget(s, scope);
+    ht_store_unlock(s);
+}
+
 void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
 {
     struct publication p = {.tx = tx, .obj = o};

@@ -411,6 +411,15 @@ static void prefetch_places(struct ht_obj *o, const struct ht_chunk *first, unsi
     }
 }
 
+static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!o->s->opts.leave_out)
+        return ht_fail(-EUCLEAN, "log: object %llu has a stored chunk larger than its chunks",
+                       (unsigned long long)o->oid);
+    struct ht_extent e = ht_ref_extent(&c->pub, 0);
+    return note_conflict(o, index, &e, -EFBIG);
+}
+
 static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     int rc = o->defined ? 0 : undescribed(o);
@@ -422,29 +431,10 @@ static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LO
             break;
         if (c->pos == 0 || index == 1)
             prefetch_places(o, c - c->pos, index ? HT_LEAF_CHUNKS : 1);
-        if (c->flags & HT_CH_PUB)
-            rc = settle_chunk(o, c, index, w);
-    }
-    return rc;
-}
-
-static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
-{
-    if (!o->s->opts.leave_out)
-        return ht_fail(-EUCLEAN, "log: object %llu has a stored chunk larger than its chunks",
-                       (unsigned long long)o->oid);
-    struct ht_extent e = ht_ref_extent(&c->pub, 0);
-    return note_conflict(o, index, &e, -EFBIG);
-}
-
-static int check_chunk_sizes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
-{
-    int rc = 0;
-
-    ht_chunk_for_each(c, o, index) {
-        if (rc)
-            break;
-        if ((c->flags & HT_CH_PUB) && ht_ref_image_bytes(&c->pub) > ht_obj_bytes_per_chunk(o))
+        if (!(c->flags & HT_CH_PUB))
+            continue;
+        rc = settle_chunk(o, c, index, w);
+        if (!rc && ht_ref_image_bytes(&c->pub) > ht_obj_bytes_per_chunk(o))
             rc = too_large(o, c, index);
     }
     return rc;
@@ -518,13 +508,6 @@ static int settle_shared(struct ht_store *s, struct settling *w, int rc) HT_REQU
     return rc;
 }
 
-static int settle_and_check(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
-{
-    int rc = settle_object(o, w);
-
-    return rc ? rc : check_chunk_sizes(o);
-}
-
 static int by_oid_down(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -547,7 +530,7 @@ static int settle_sorted(struct ht_store *s, struct settling *w)
     HT_UNSHARED(HT_LOCK_STORE);
     qsort(oids, count, sizeof(*oids), by_oid_down);
     for (size_t i = 0; !rc && i < count; i++)
-        rc = settle_and_check(ht_obj_find_locked(s, oids[i]), w);
+        rc = settle_object(ht_obj_find_locked(s, oids[i]), w);
     free(oids);
     return rc;
 }
@@ -561,7 +544,7 @@ static int settle_all(struct ht_store *s, struct settling *w)
     HT_UNSHARED(HT_LOCK_STORE);
     for (size_t b = 0; !rc && b < s->objects.table.buckets.count; b++)
         ht_obj_for_each_in_bucket(o, s, b)
-            rc = rc ? rc : settle_and_check(o, w);
+            rc = rc ? rc : settle_object(o, w);
     return rc;
 }
 

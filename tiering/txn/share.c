@@ -52,12 +52,11 @@ bool ht_chunk_may_share(const struct ht_store *s, const struct ht_chunk *c)
 
 struct ht_chunk *ht_sharer_find(struct ht_store *s, const struct ht_sharer_side *x, struct ht_obj **out_o)
 {
-    struct ht_obj *o = *out_o = ht_obj_find_locked(s, x->oid);
-    struct ht_chunk *c = o && ht_obj_may_share(o) ? ht_chunk_find(o, x->index) : NULL;
+    struct ht_chunk *c = ht_chunk_find_in(s, x->oid, x->index, out_o);
 
-    if (!c || !ht_chunk_may_share(s, c))
+    if (!c || !ht_obj_may_share(*out_o) || !ht_chunk_may_share(s, c))
         return NULL;
-    bool same = o->version == x->version && ht_ref_place(&c->pub) == x->place;
+    bool same = (*out_o)->version == x->version && ht_ref_place(&c->pub) == x->place;
     return same || HT_MUTANT("dedup-unowned") ? c : NULL;
 }
 
@@ -145,19 +144,36 @@ static int make_hole(struct ht_store *s, struct ht_sharer *x, struct ht_tx *tx) 
     return 0;
 }
 
+/* May it share now? Asked again in the transaction. */
+static int look_at(struct ht_store *s, const struct ht_sharer *x) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    struct ht_obj *o;
+    int rc = check(s, &x->other, &o, &c);
+
+    return rc || !x->first.oid ? rc : check(s, &x->first, &o, &c);
+}
+
 int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
 {
     struct ht_tx *tx;
     size_t bytes = 0;
 
-    for (unsigned i = 0; i < n; i++)
-        bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + x[i].first.extra_bytes;
+    ht_store_lock(s);
+    for (unsigned i = 0; i < n; i++) {
+        x[i].rc = look_at(s, &x[i]);
+        bytes += x[i].rc ? 0 : HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + x[i].first.extra_bytes;
+    }
+    ht_store_unlock(s);
+    if (!bytes)
+        return 0;
     int rc = ht_tx_begin(s, bytes, &tx);
     if (rc)
         return rc;
     ht_store_lock(s);
     for (unsigned i = 0; i < n; i++)
-        x[i].rc = x[i].first.oid ? take_over(s, &x[i], tx) : make_hole(s, &x[i], tx);
+        if (!x[i].rc)
+            x[i].rc = x[i].first.oid ? take_over(s, &x[i], tx) : make_hole(s, &x[i], tx);
     ht_store_unlock(s);
     return ht_tx_commit(tx, NULL);
 }
@@ -173,8 +189,8 @@ int ht_chunks_share(struct ht_store *s, struct ht_sharer x[], unsigned n)
 /* The space stays taken in this mount: it may belong to another chunk, or to no device. */
 static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_obj *o = ht_obj_find_locked(s, oid);
-    struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, index) : NULL;
+    struct ht_obj *o;
+    struct ht_chunk *c = ht_chunk_find_in(s, oid, index, &o);
 
     if (!c || !(c->flags & HT_CH_PUB))
         return -ENOENT;

@@ -111,8 +111,11 @@ struct ht_buf *ht_tx_records(struct ht_tx *tx)
     return &tx->records;
 }
 
-/* lsn 0: the log has failed. */
-static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
+/*
+ * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
+ * mount. True: objects are to be freed.
+ */
+static bool queue_frees(struct ht_tx *tx, uint64_t lsn)
 {
     struct ht_store *s = tx->s;
     struct ht_slice slice = HT_SLICE_RESTING;
@@ -133,11 +136,12 @@ static void queue_frees(struct ht_tx *tx, uint64_t lsn, bool *out_ended)
     }
     /* The frame may have become durable before its frees were listed. */
     ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
-    *out_ended = !ht_list_empty(&s->objects.ending);
+    bool ended = !ht_list_empty(&s->objects.ending);
     ht_wake_for_compact(s);
     struct ht_trash trash = ht_trash_take(s);
     ht_store_unlock(s);
     ht_trash_empty(&trash);
+    return ended;
 }
 
 /*
@@ -173,8 +177,7 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYS
     } else if (lsn) {
         s->frees.last_lsn = lsn;
     }
-    bool ended;
-    queue_frees(tx, rc ? 0 : lsn, &ended);
+    bool ended = queue_frees(tx, rc ? 0 : lsn);
     ht_buf_reset(&tx->records);
     tx->whole = false;
     tx->again_bytes = 0;

@@ -45,12 +45,11 @@ void ht_scope_changes_end(struct ht_scope_changes *c) HT_REQUIRES(HT_LOCK_STORE)
 
 /* move.c: stored bytes with all of their owners; or other bytes instead, with the same content. */
 struct ht_move_owner {
-    struct ht_obj *obj; /* the caller keeps its reference; NULL: it is gone, so it cannot move */
-    uint64_t index;
-    uint64_t oid; /* for a caller that keeps no reference meanwhile */
+    uint64_t oid, index; /* if it is gone it cannot move */
 };
 struct ht_move {
     struct ht_ref was, now;      /* a copy of the owners' reference; the new place, once it was written */
+    struct ht_obj *obj;          /* of an owner, to read and write: the caller keeps its reference so long */
     struct ht_move_owner *owner; /* all of them, in any order */
     unsigned owners;
     uint64_t flush_error_passes; /* when the new place was taken */

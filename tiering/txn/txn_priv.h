@@ -86,9 +86,10 @@ struct ht_keep {
  * behind.
  */
 int ht_keep_make(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Shares what is published now, and puts the copy into the transaction. An error: the copy is gone, with no record. */
+/*
+ * Shares what is published now, and puts the copy into the transaction, and then the end of kept steps that expire. An
+ * error: the copy is gone, with no record.
+ */
 int ht_keep_put(struct ht_keep *w, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Ends a copy that was put, or none. */
-void ht_keep_end(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX);
 /* Takes back what ht_keep_make has made, if anything. */
 void ht_keep_drop(struct ht_keep *w) HT_REQUIRES(HT_LOCK_TX) HT_EXCLUDES(HT_LOCK_STORE);

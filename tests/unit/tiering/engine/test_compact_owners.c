@@ -86,9 +86,9 @@ TEST_LOOP(an_owner_that_is_held_keeps_all_where_they_are, 3)
     struct ht_obj *o = with_owners_of(file[160], SMALL, n);
     struct ht_move_owner *owner = test_alloc((n + 1) * sizeof(*owner));
     for (unsigned i = 0; i < n; i++)
-        owner[i] = (struct ht_move_owner){o, i};
-    owner[n] = (struct ht_move_owner){file[160], 0};
-    struct ht_move m = {.owner = owner, .owners = n + 1};
+        owner[i] = (struct ht_move_owner){o->oid, i};
+    owner[n] = (struct ht_move_owner){file[160]->oid, 0};
+    struct ht_move m = {.obj = o, .owner = owner, .owners = n + 1};
     uint64_t lsn, free_bytes = stats().free_bytes, block = block_of(o, 0);
     ht_store_lock(s);
     ck_assert_int_eq(ht_ref_copy(&m.was, &ht_chunk_find(o, 0)->pub), 0);

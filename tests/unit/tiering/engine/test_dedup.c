@@ -254,9 +254,10 @@ TEST_LOOP(a_pair_that_has_changed_is_left_alone, 8)
         delete (changed);
         now = NULL;
     }
-    uint64_t before = free_bytes();
+    uint64_t before = free_bytes(), ended = s->frees.tx_count;
     ck_assert_int_eq(ht_chunks_share(s, &pair, 1), 0);
     ck_assert_int_eq(pair.rc, -ESTALE);
+    ck_assert_uint_eq(s->frees.tx_count, ended); /* none was begun for it */
     ck_assert_uint_eq(free_bytes(), before);
     expect_stored(changed == a ? b : a, p, MIB);
     if (now)

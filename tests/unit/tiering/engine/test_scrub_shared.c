@@ -106,8 +106,8 @@ TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
 
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_store_lock(s);
-    struct ht_move_owner owner[2] = {{o, 0}, {other, 0}};
-    struct ht_move m = {.was = ht_chunk_find(o, 0)->pub, .owner = owner, .owners = 2};
+    struct ht_move_owner owner[2] = {{o->oid, 0}, {other->oid, 0}};
+    struct ht_move m = {.was = ht_chunk_find(o, 0)->pub, .obj = o, .owner = owner, .owners = 2};
     struct ht_chunk *c = ht_chunk_find(other, 0);
     ht_chunk_lock_shared(s, c);
     ht_store_unlock(s);
@@ -117,7 +117,7 @@ TEST(a_held_owner_of_bad_bytes_is_not_waited_for_for_ever)
     ck_assert_int_eq(ht_move_write_raw(&m, ht_store_ring(s), bytes, BIG), 0);
     ck_assert_int_eq(ht_move_publish_bad(s, &m, &lsn), 0);
     ck_assert(!is_same_place(o, other));
-    m = (struct ht_move){.was = ht_chunk_find(other, 0)->pub, .owner = &owner[1], .owners = 1};
+    m = (struct ht_move){.was = ht_chunk_find(other, 0)->pub, .obj = other, .owner = &owner[1], .owners = 1};
     ck_assert_int_eq(ht_move_write_raw(&m, ht_store_ring(s), bytes, BIG), 0);
     ck_assert_int_eq(ht_move_publish_bad(s, &m, &lsn), -EAGAIN);
     free(bytes);
@@ -167,11 +167,11 @@ static _Atomic bool stop; /* the run should end */
 /* The first owner's bytes are looked at. */
 static struct ht_suspect suspect(struct ht_move_owner owner[], unsigned owners)
 {
-    struct ht_suspect x = {.owner = owner, .owners = owners, .stop = &stop, .repair = true};
+    struct ht_suspect x = {.s = s, .owner = owner, .owners = owners, .stop = &stop, .repair = true};
 
     x.ring = ht_store_ring(s);
     ht_store_lock(s);
-    ck_assert_int_eq(ht_ref_copy(&x.ref, &ht_chunk_find(owner[0].obj, 0)->pub), 0);
+    ck_assert_int_eq(ht_ref_copy(&x.ref, &ht_chunk_find_in(s, owner[0].oid, 0, &x.obj)->pub), 0);
     ht_store_unlock(s);
     return x;
 }
@@ -181,7 +181,7 @@ TEST_LOOP(a_run_that_stops_looks_for_no_other_owners, 2)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *other = clone_of(o, BIG, 0);
-    struct ht_move_owner owner[] = {{o, 0}, {other, 0}};
+    struct ht_move_owner owner[] = {{o->oid, 0}, {other->oid, 0}};
 
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_obj_evict(o);
@@ -205,7 +205,7 @@ TEST(a_late_image_of_lost_bytes_mends_them)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *late = clone_of(o, BIG, 0);
-    struct ht_move_owner owner[] = {{o, 0}, {late, 0}};
+    struct ht_move_owner owner[] = {{o->oid, 0}, {late->oid, 0}};
 
     ck_assert_int_eq(ht_store_commit(s), 0);
     ht_obj_evict(o);
@@ -274,7 +274,7 @@ TEST(a_run_that_stops_asks_no_more_owners)
     enum { CUT = 300000, READS_BEFORE = 1 };
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *cut = clone_of(o, BIG, 0);
-    struct ht_move_owner owner[] = {{o, 0}, {cut, 0}};
+    struct ht_move_owner owner[] = {{o->oid, 0}, {cut->oid, 0}};
     pthread_t thread;
 
     ck_assert_int_eq(ht_store_commit(s), 0);

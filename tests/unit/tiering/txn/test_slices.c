@@ -22,11 +22,12 @@ static void move_all_owners(void)
     ck_assert_int_eq(ht_obj_sync(hot), 0);
     for (uint64_t i = 0; i < chunks; i++) {
         ck_assert_int_eq(ht_obj_clone(hot, 0, many, i * CHUNK, BLOCK), BLOCK);
-        owner[i] = (struct ht_move_owner){many, i};
+        owner[i] = (struct ht_move_owner){many->oid, i};
     }
-    owner[chunks] = (struct ht_move_owner){hot, 0};
+    owner[chunks] = (struct ht_move_owner){hot->oid, 0};
     ck_assert_int_eq(ht_store_commit(s), 0);
-    struct ht_move m = {.was = ht_chunk_find(many, 0)->pub, .owner = owner, .owners = (unsigned)chunks + 1};
+    struct ht_move m = {
+        .was = ht_chunk_find(many, 0)->pub, .obj = many, .owner = owner, .owners = (unsigned)chunks + 1};
     ht_store_lock(s);
     memcpy(bytes, ht_arena_data(s->arena, ht_chunk_find(hot, 0)->slot), BLOCK);
     ht_store_unlock(s);
