@@ -15,8 +15,6 @@
 #include <limits.h>
 #include <sys/sysmacros.h>
 
-#include "tiering/base/files.h"
-
 #define PAGE_BYTES 4096u
 
 enum { DEPTH_MAX = 8, NONE_YET = -2 };

@@ -12,7 +12,6 @@
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
  */
 #include "tiering/base/fault.h"
-#include "tiering/base/lack.h"
 #include "tiering/space/alloc_priv.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */

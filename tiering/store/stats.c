@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c - figures, and the walk over references for fsck. */
 
-#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/io/rings.h"
 #include "tiering/cache/staging.h"

@@ -27,7 +27,6 @@
  */
 
 #include "tiering/base/activity.h"
-#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"
