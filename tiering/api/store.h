@@ -51,7 +51,7 @@ enum ht_inline {
 enum ht_discard_when {
     HT_DISCARD_OFF,
     HT_DISCARD_ON,   /* 2 s later */
-    HT_DISCARD_AUTO, /* 30 s later, and no file that has all its bytes: they would go to others (ht_dev_is_reserved) */
+    HT_DISCARD_AUTO, /* 30 s later, and no file that has all its bytes: they would go to others (ht_dev_facts) */
 };
 
 struct ht_store_opts {

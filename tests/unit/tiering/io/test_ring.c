@@ -70,7 +70,7 @@ TEST_LOOP(requests_of_one_logical_block_work, KINDS)
 {
     if (!begin_with(_i, 1, 2 * BLOCK))
         return;
-    uint32_t lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_facts(dev)->lba;
     fill(buffer + lba, 7ull * lba, lba, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buffer + lba, lba), 0);
     memset(buffer, 0, 2 * BLOCK);
@@ -83,7 +83,7 @@ TEST_LOOP(misaligned_requests_are_refused_and_change_nothing, KINDS)
 {
     if (!begin_with(_i, 4, 4 * BLOCK))
         return;
-    uint32_t lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_facts(dev)->lba;
     for (int op = HT_IO_READ; op <= HT_IO_WRITE; op++) {
         ck_assert_int_eq(run_one(op, lba / 2, buffer, lba), -EINVAL);
         ck_assert_int_eq(run_one(op, 0, buffer + 8, lba), -EINVAL);
@@ -226,7 +226,7 @@ static unsigned completions_of(enum ht_io_op op, void *buf, uint32_t len)
 
 static unsigned pieces_of(uint32_t len, bool huge)
 {
-    uint32_t max = ht_dev_transfer_max(dev, huge);
+    uint32_t max = huge ? ht_dev_facts(dev)->transfer_max : ht_dev_facts(dev)->scattered_max;
 
     return on_kernel ? max == 0 ? 1 : (unsigned)ht_div_up(len, max) : 0;
 }
