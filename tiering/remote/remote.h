@@ -25,7 +25,7 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
+#include "tiering/base/list.h"
 #include <hitrain/format.h>
 
 enum {
@@ -58,7 +58,7 @@ struct ht_remote_get {
     bool is_doubted; /* it was missing once */
     uint32_t slot;
     uint64_t begun_ns, not_before_ns;
-    struct ht_remote_get *next;
+    struct ht_list link;
 };
 
 /* The range that a reference names by a block of device HT_DEVICE_VAULT. */
