@@ -27,7 +27,7 @@
 #include "tiering/engine/recompress_batch.h"
 
 enum {
-    WAITING_BLOCKS_MAX = 8 * HT_ALLOC_GROUP_BLOCKS,
+    WAITING_BLOCKS_MAX = 8 * HT_GROUP_BLOCKS,
     WAITING_SHARE = 4, /* of the available space */
 };
 

@@ -12,7 +12,7 @@
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
  */
 #include "tiering/base/fault.h"
-#include "tiering/space/alloc_priv.h"
+#include "tiering/space/space_map.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
 #define DISCARD_BLOCKS 64u                   /* but so many, if no whole group is among them */
@@ -188,16 +188,12 @@ void ht_alloc_fix(struct ht_alloc *a, const struct ht_extent *e)
 
 /* ----------------------------------------------------------- groups */
 
-static_assert((int)HT_ALLOC_GROUP_BLOCKS == (int)HT_GROUP_BLOCKS, "a group is the unit of the maps");
-static_assert((int)HT_ALLOC_SPARSE_TAKEN_MAX == (int)HT_SPARSE_TAKEN_MAX, "sparse groups of the maps");
-static_assert(HT_ALLOC_NO_GROUP == HT_NO_GROUP, "no group of the maps");
-
 uint64_t ht_alloc_sparse_groups(const struct ht_alloc *a)
 {
     uint64_t groups = 0;
 
     for (unsigned i = 0; i < a->device_count; i++)
-        groups += a->device[i].offline ? 0 : ht_space_map_sparse(&a->device[i].map);
+        groups += a->device[i].offline ? 0 : a->device[i].map.index.count[HT_FREE_SPARSE];
     return groups;
 }
 
@@ -212,7 +208,7 @@ uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_
 {
     const struct ht_alloc_map *d = &a->device[device];
 
-    return d->offline ? HT_ALLOC_NO_GROUP : ht_space_map_next_sparse(&d->map, from);
+    return d->offline ? HT_NO_GROUP : ht_free_index_next(&d->map.index, HT_FREE_SPARSE, from);
 }
 
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group)

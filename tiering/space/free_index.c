@@ -97,11 +97,6 @@ void ht_free_index_destroy(struct ht_free_index *x)
     *x = (struct ht_free_index){0};
 }
 
-uint64_t ht_free_index_word_bytes(void)
-{
-    return 64 * sizeof(uint16_t) + HT_FREE_BITMAPS * sizeof(uint64_t);
-}
-
 /* -------------------------------------------------------------- groups */
 
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group)

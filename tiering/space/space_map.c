@@ -291,7 +291,7 @@ void ht_space_map_destroy(struct ht_space_map *m)
 
 uint64_t ht_space_map_bytes(const struct ht_space_map *m)
 {
-    uint64_t page = PAGE_GROUPS * GROUP_WORDS * sizeof(*m->taken) + PAGE_GROUPS / 64 * ht_free_index_word_bytes();
+    uint64_t page = PAGE_GROUPS * GROUP_WORDS * sizeof(*m->taken) + PAGE_GROUPS / 64 * HT_FREE_WORD_BYTES;
 
     return m->pages_touched * page;
 }
@@ -494,16 +494,6 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
 }
 
 /* ---------------------------------------------------- closed groups */
-
-uint64_t ht_space_map_next_sparse(const struct ht_space_map *m, uint64_t from)
-{
-    return ht_free_index_next(&m->index, HT_FREE_SPARSE, from);
-}
-
-uint64_t ht_space_map_sparse(const struct ht_space_map *m)
-{
-    return m->index.count[HT_FREE_SPARSE];
-}
 
 static void set_closed(struct ht_space_map *m, uint64_t group, bool closed)
 {
