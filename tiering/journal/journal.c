@@ -79,8 +79,7 @@ void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f)
         frame_free(f);
         return;
     }
-    f->next = j->spare;
-    j->spare = f;
+    ht_chain_link(&j->spare, f, next);
     j->spare_count++;
 }
 
@@ -344,8 +343,7 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
         struct ht_frame_buf *f = frame_new(ht_max_u64(bytes, j->frame_payload_max));
         rc = f ? 0 : -ENOMEM;
         if (f) {
-            f->next = j->spare;
-            j->spare = f;
+            ht_chain_link(&j->spare, f, next);
             j->spare_count++;
         }
     }
