@@ -21,6 +21,7 @@
  */
 
 #include "tiering/base/event.h"
+#include "tiering/api/stats.h"
 #include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/chunk_io.h"
@@ -82,16 +83,6 @@ static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
     ht_mutex_lock(ht_scrub_lock(r->c));
     r->c->st.run_bytes += bytes;
     r->c->st.bytes += bytes;
-    ht_mutex_unlock(ht_scrub_lock(r->c));
-}
-
-/* The run reads these bytes no second time. */
-static void take_off(struct ht_scrub_run *r, uint64_t bytes)
-{
-    struct ht_scrub_stats *st = &r->c->st;
-
-    ht_mutex_lock(ht_scrub_lock(r->c));
-    st->run_total_bytes -= ht_min_u64(st->run_total_bytes, bytes);
     ht_mutex_unlock(ht_scrub_lock(r->c));
 }
 
@@ -289,7 +280,6 @@ static int scrub_content(struct ht_scrub_run *r)
     };
     int rc = ht_suspect_read(&x);
 
-    take_off(r, (m->owners - 1) * bytes);
     if (rc < 0 || rc == HT_SUSPECT_ABSENT)
         return rc < 0 ? rc : 0;
     count_bytes(r, bytes);
@@ -313,37 +303,15 @@ static int next_content(struct ht_scrub_run *r)
 
 /* -------------------------------------------------------------------- run */
 
-/* Of all objects, which may come and go. */
-static uint64_t stored_blocks(struct ht_store *s)
-{
-    const struct ht_buckets *t = &s->objects.table.buckets;
-    struct ht_slice slice = {0};
-    uint64_t blocks = 0;
-    size_t bucket = 0;
-
-    ht_store_lock(s);
-    do {
-        if (!t->count)
-            break;
-        ht_obj_for_each_in_bucket(o, s, bucket) {
-            blocks += ht_obj_stored_blocks(o);
-            ht_lock_step();
-        }
-        bucket = ht_buckets_next(t, bucket);
-        ht_slice_next(s, &slice);
-    } while (bucket);
-    ht_store_unlock(s);
-    return blocks;
-}
-
+/* Content in use lies once on the devices, however many owners it has. */
 static uint64_t total_bytes(struct ht_store *s)
 {
-    struct ht_journal_stats log;
+    uint64_t supers = (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
+    struct ht_store_stats st;
 
-    ht_journal_stats(s->journal, &log);
-    uint64_t blocks = (uint64_t)s->dev_count * HT_SUPER_COPIES, bytes = HT_LOG_COPIES * log.used_bytes;
-    blocks += stored_blocks(s);
-    return bytes + blocks * HT_BLOCK_BYTES;
+    ht_store_stats(s, &st);
+    uint64_t unused = ht_min_u64(st.free_bytes + st.pending_free_bytes, st.total_bytes);
+    return supers + HT_LOG_COPIES * st.log.used_bytes + st.total_bytes - unused;
 }
 
 int ht_store_scrub_start(struct ht_store *s)
