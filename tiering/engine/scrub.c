@@ -21,7 +21,6 @@
  */
 
 #include "tiering/base/event.h"
-#include "tiering/api/stats.h"
 #include "tiering/space/super.h"
 #include "tiering/object/context.h"
 #include "tiering/data/chunk_io.h"
@@ -303,15 +302,18 @@ static int next_content(struct ht_scrub_run *r)
 
 /* -------------------------------------------------------------------- run */
 
-/* Content in use lies once on the devices, however many owners it has. */
+/* Content lies once on the devices, however many owners it has: it is what is neither free nor comes free soon. */
 static uint64_t total_bytes(struct ht_store *s)
 {
-    uint64_t supers = (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
-    struct ht_store_stats st;
+    struct ht_journal_stats log;
 
-    ht_store_stats(s, &st);
-    uint64_t unused = ht_min_u64(st.free_bytes + st.pending_free_bytes, st.total_bytes);
-    return supers + HT_LOG_COPIES * st.log.used_bytes + st.total_bytes - unused;
+    ht_journal_stats(s->journal, &log);
+    ht_store_lock(s);
+    uint64_t unused = (ht_alloc_available(s->alloc) + ht_alloc_reserved(s->alloc)) * HT_BLOCK_BYTES;
+    uint64_t data = ht_store_data_bytes(s);
+    ht_store_unlock(s);
+    data -= ht_min_u64(unused, data);
+    return data + HT_LOG_COPIES * log.used_bytes + (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
 }
 
 int ht_store_scrub_start(struct ht_store *s)

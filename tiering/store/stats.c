@@ -37,16 +37,6 @@ void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat 
     ht_store_unlock(s);
 }
 
-/* Superblocks and logs are not space for data. */
-static uint64_t fixed_bytes(const struct ht_store *s)
-{
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < s->dev_count; i++)
-        bytes += s->dev[i] && !ht_device_is_closed(s, i) ? ht_store_fixed_bytes(s, i) : 0;
-    return bytes;
-}
-
 static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
@@ -74,7 +64,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_store_lock(s);
     ht_endurance_stats(s, out);
     out->locked_bytes = locked_bytes(s);
-    out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed_bytes(s);
+    out->total_bytes = ht_store_data_bytes(s);
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;
