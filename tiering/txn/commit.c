@@ -432,7 +432,7 @@ static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
     struct ht_obj *o;
 
     ht_store_lock(s);
-    ht_shm_touch(s, scope);
+    ht_shm_for_each_stored(s, scope, ht_obj_touch);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         shut_out_changes(s, sc);
