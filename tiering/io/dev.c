@@ -261,18 +261,6 @@ static void begin_flight(struct ht_io *io)
         HT_PROBE2(flush_begin, dev->name, io);
 }
 
-static void take_out(struct ht_io *io, int result)
-{
-    struct ht_dev *dev = io->dev;
-
-    ht_mutex_lock(ht_dev_flight_lock(dev));
-    uint64_t now_ns = ht_now_ns();
-    ht_list_del(&io->flight_);
-    if (io->rated_)
-        count_end(io, now_ns, result);
-    ht_mutex_unlock(ht_dev_flight_lock(dev));
-}
-
 static void end_flight(struct ht_io *io, int result)
 {
     struct ht_dev *dev = io->dev;
@@ -283,7 +271,11 @@ static void end_flight(struct ht_io *io, int result)
         atomic_fetch_add_explicit(&dev->writes_failed_in_row, 1, memory_order_relaxed);
     else if (io->op == HT_IO_FLUSH)
         atomic_store_explicit(&dev->flush_failed, result != 0, memory_order_relaxed);
-    take_out(io, result);
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_list_del(&io->flight_);
+    if (io->rated_)
+        count_end(io, ht_now_ns(), result);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE3(flush_end, dev->name, io, result);
     atomic_fetch_sub_explicit(&dev->in_flight, 1, memory_order_release);

@@ -185,10 +185,10 @@ struct ht_io_features {
 int ht_io_features(struct ht_io_features *out) HT_MUST_CHECK;
 
 /*
- * A ring of the calling thread, which alone may use it. depth: pieces of requests in flight at most (submission beyond
- * it waits for completions).
+ * A ring of the calling thread, which alone may use it, in a mode that is at most this good. depth: pieces of requests
+ * in flight at most (submission beyond it waits for completions).
  */
-int ht_ring_new(unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
+int ht_ring_new(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
 void ht_ring_free(struct ht_ring *ring);
 /*
  * Registers memory for fixed-buffer I/O. Optional: failure is silent (slower, correct). Up to 8 areas, before the first

@@ -135,11 +135,9 @@ void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 /* A number of the queue of a block device; 0: not known. */
 uint64_t ht_queue_limit(dev_t number, const char *name);
 
-/* ring.c: ht_ring_new in a mode that is at most this good. */
-int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
 /*
- * Takes over the memory that is registered with another ring; its own is given up, so nothing may be in flight. False:
- * it has none.
+ * ring.c: takes over the memory that is registered with another ring; its own is given up, so nothing may be in flight.
+ * False: it has none.
  */
 struct ht_uring_memory;
 struct io_uring;

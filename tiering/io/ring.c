@@ -61,7 +61,7 @@ struct ht_ring {
     struct segment segment[]; /* depth */
 };
 
-int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
+int ht_ring_new(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
 {
     struct ht_ring *ring;
 
@@ -83,11 +83,6 @@ int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_
     }
     *out_ring = ring;
     return 0;
-}
-
-int ht_ring_new(unsigned depth, struct ht_ring **out_ring)
-{
-    return ht_ring_new_in(HT_RING_DEFERRED, depth, out_ring);
 }
 
 static void close_ring(struct ht_ring *ring, bool settle)

@@ -563,7 +563,7 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *g)
     return rc;
 }
 
-int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
+int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
 {
     ht_mutex_lock(remote_lock(r));
     uint64_t end_ns = g->begun_ns + timeout_ns(r);
@@ -584,11 +584,6 @@ int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remot
     int rc = g->rc;
     ht_mutex_unlock(remote_lock(r));
     return rc;
-}
-
-int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
-{
-    return ht_remote_end_or_stop(r, g, NULL, NULL);
 }
 
 void ht_remote_look(struct ht_remote *r)

@@ -175,7 +175,7 @@ static void write_until_killed(int report)
     char byte = 0;
 
     memset(buf, 0xee, LEN);
-    if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || ht_ring_new(DEPTH, &ring) != 0)
+    if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || ht_ring_new(HT_RING_DEFERRED, DEPTH, &ring) != 0)
         _exit(1);
     for (uint64_t n = 0;; n++) {
         struct ht_io *io = &ios[n % DEPTH];

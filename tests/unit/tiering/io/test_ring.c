@@ -18,7 +18,7 @@ static bool begin(int kind, unsigned depth)
     if (!dev)
         return false;
     on_kernel = kind > RAM_4096;
-    ck_assert_int_eq(ht_ring_new(depth, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, depth, &ring), 0);
     return true;
 }
 
@@ -346,7 +346,7 @@ TEST_LOOP(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, KINDS)
     if (!dev)
         return;
     ht_fault_arm(HT_FAULT_IO_COMMANDS, 1, true);
-    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &ring), 0);
     ht_fault_disarm_all();
     uint8_t *buf = aligned(BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
@@ -461,7 +461,7 @@ static void *work(void *arg)
     uintptr_t bad = 0;
     struct ht_ring *own;
 
-    if (ht_ring_new(AT_ONCE, &own) != 0)
+    if (ht_ring_new(HT_RING_DEFERRED, AT_ONCE, &own) != 0)
         return (void *)1;
     for (unsigned round = 0; round < ROUNDS; round++) {
         for (int op = HT_IO_WRITE; op >= HT_IO_READ; op--) {
@@ -517,7 +517,7 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
         return;
     }
     ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
-    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &ring), 0);
     ck_assert_int_eq(truncate(path, DEV_BYTES / 2), 0);
     unlink(path);
     uint8_t *buf = aligned(4 * BLOCK);
@@ -527,8 +527,8 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
 
 TEST(an_impossible_ring_or_ram_device_is_refused)
 {
-    ck_assert_int_eq(ht_ring_new(0, &ring), -EINVAL);
-    ck_assert_int_eq(ht_ring_new(1u << 20, &ring), -EINVAL);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 0, &ring), -EINVAL);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 1u << 20, &ring), -EINVAL);
     ck_assert_int_eq(dev_open_ram(4096, 1024, &dev), -EINVAL);
     ck_assert_int_eq(dev_open_ram(0, 512, &dev), -EINVAL);
     ck_assert_int_eq(dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);
