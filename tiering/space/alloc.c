@@ -222,7 +222,7 @@ unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_
 
 void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    ht_space_map_close(&a->device[device].map, group);
+    ht_space_map_set_closed(&a->device[device].map, group, true);
 }
 
 bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_t group)
@@ -232,7 +232,8 @@ bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_
 
 void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    ht_space_map_open(&a->device[device].map, group);
+    if (ht_alloc_is_closed_group(a, device, group))
+        ht_space_map_set_closed(&a->device[device].map, group, false);
 }
 
 /* ------------------------------------------------------- accounting */

@@ -150,13 +150,6 @@ uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint6
     return HT_NO_GROUP;
 }
 
-uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from)
-{
-    uint64_t group = ht_free_index_next(x, class, from);
-
-    return group == HT_NO_GROUP ? ht_free_index_next(x, class, 0) : group;
-}
-
 void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group)
 {
     enum { WORDS_AHEAD = 4 };

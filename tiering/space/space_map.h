@@ -90,9 +90,8 @@ unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
 /* The group is, or is not, in HT_FREE_FREED, HT_FREE_CLOSED, HT_FREE_SPARSE or HT_FREE_FIXED. */
 void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in);
-/* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
+/* The first group of the class at or after from, or HT_NO_GROUP. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
-uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);
 /* Prefetches what a change of this group of the class touches, and finding the next groups. */
 void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group);
 /* The last group of the class, or HT_NO_GROUP. */
@@ -147,9 +146,8 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
 /* These blocks stay taken, and their groups are never sparse. */
 void ht_space_map_fix(struct ht_space_map *m, uint64_t block, uint64_t count);
 
-/* Closes a group, or opens it. */
-void ht_space_map_close(struct ht_space_map *m, uint64_t group);
-void ht_space_map_open(struct ht_space_map *m, uint64_t group);
+/* Closes a group, or opens a closed one. */
+void ht_space_map_set_closed(struct ht_space_map *m, uint64_t group, bool closed);
 /* False: none was closed. */
 bool ht_space_map_open_all(struct ht_space_map *m);
 

@@ -349,9 +349,9 @@ TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
     ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 4), HT_NO_GROUP);
     ht_space_map_set(&m, 7 * G + 7, 1, false);
     ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 4), 7);
-    ht_space_map_close(&m, 7);
+    ht_space_map_set_closed(&m, 7, true);
     ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 3);
-    ht_space_map_open(&m, 7);
+    ht_space_map_set_closed(&m, 7, false);
     ht_space_map_note_freed(&m, 7 * G + 100, 1);
     unsigned n = ht_space_map_take_freed(&m, false, &from, 2 * G, run, G);
     ck_assert_uint_ge(n, 1);
