@@ -203,20 +203,13 @@ static int prepare_spares_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURN
     return 0;
 }
 
-static int may_start_locked(const struct ht_journal *j, uint64_t new_epoch) HT_REQUIRES(HT_LOCK_JOURNAL)
-{
-    if (j->read_only)
-        return -EROFS;
-    return j->started || new_epoch <= j->epoch ? -EINVAL : 0;
-}
-
 int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
 {
     uint64_t lsn;
 
     ht_mutex_lock(ht_journal_lock(j));
     uint64_t start_pos = j->start.pos;
-    int rc = may_start_locked(j, new_epoch);
+    int rc = j->read_only ? -EROFS : j->started || new_epoch <= j->epoch ? -EINVAL : 0;
     if (!rc)
         ht_journal_token_take_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));
