@@ -11,7 +11,6 @@
 #include <stdlib.h>
 
 #include "tests/support/log_records.h"
-#include "tiering/sys/stdio_fds.h"
 #include "tiering/api/check.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"

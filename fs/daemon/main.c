@@ -9,7 +9,6 @@
 
 #include "fs/daemon/daemon_priv.h"
 #include "tiering/base/event.h"
-#include "tiering/sys/stdio_fds.h"
 #include "tiering/api/background.h"
 #include "tiering/api/stats.h"
 #include <hitrain/version.h>

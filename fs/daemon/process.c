@@ -11,9 +11,7 @@
 #include <unistd.h>
 
 #include "tiering/base/event.h"
-#include "tiering/base/files.h"
 #include "tiering/base/lock.h"
-#include "tiering/sys/stdio_fds.h"
 
 #ifndef PR_SET_IO_FLUSHER
 #define PR_SET_IO_FLUSHER 57

@@ -8,7 +8,6 @@
  * (passthrough.c) have no such pages.
  */
 #include "fs/fuse/fuse_priv.h"
-#include "tiering/base/lack.h"
 
 #include <linux/falloc.h>
 #include <unistd.h>

@@ -11,7 +11,6 @@
 #include "fs/ns/ns_priv.h"
 
 #include "tiering/base/hash.h"
-#include "tiering/base/idhash.h"
 
 enum { PER_BUCKET = 2, GROW_MAX = 2, FREE_SHADOWS_MAX = 4096 };
 

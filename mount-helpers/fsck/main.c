@@ -8,8 +8,6 @@
 #include <getopt.h>
 #include <unistd.h>
 
-#include "tiering/sys/stdio_fds.h"
-
 static const char hint[] = "hitrain-fsck --help";
 static const char usage_text[] =
     "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--degraded] [--no-data]\n"

@@ -79,7 +79,7 @@ void ht_fsck_close_store(struct ht_fsck *f)
 static void report_damage(struct ht_fsck *f, unsigned copy)
 {
     const struct ht_super *sb = ht_store_super(f->store);
-    uint64_t pos = f->log.copy[copy].damage_pos, frame = f->log.copy[copy].last_seq + 1;
+    uint64_t pos = f->log.copy[copy].end_pos, frame = f->log.copy[copy].last_seq + 1;
     uint64_t offset = sb->log_offset[copy] + pos % sb->log_bytes;
     int error = f->log.copy[copy].error;
     const struct ht_fsck_where w = {.device = ht_dev_name(f->member[sb->log_device[copy]]),

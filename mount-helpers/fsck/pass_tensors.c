@@ -280,7 +280,7 @@ static int finish_fetches(struct reader *r, struct ht_remote *remote, struct fet
     int first = 0;
 
     for (; count--; t++) {
-        int rc = t->rc ? t->rc : ht_remote_end(remote, &t->get);
+        int rc = t->rc ? t->rc : ht_remote_end(remote, &t->get, NULL, NULL);
         enum verdict v = rc == -ENOENT ? NO_SEGMENT : rc == -ENODATA ? SHORT_SEGMENT : GOOD;
         if (!rc)
             v = verify(r, t->item, t->get.to);
@@ -357,7 +357,7 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
     r = (struct reader){.f = f, .batches = (unsigned)ht_min_u64(BATCHES_MAX, f->stored_bytes / BATCH_BYTES + 1)};
     int rc = -posix_memalign((void **)&room, HT_BLOCK_BYTES, r.batches * of_batch + HT_CHUNK_BYTES);
     if (rc == 0)
-        rc = ht_ring_new(BATCHES_MAX * 8, &r.ring);
+        rc = ht_ring_new(HT_RING_DEFERRED, BATCHES_MAX * 8, &r.ring);
     if (rc == 0)
         rc = ht_decoder_new(&r.decoder);
     if (rc == 0) {

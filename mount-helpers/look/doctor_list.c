@@ -5,8 +5,6 @@
 #include <stdarg.h>
 #include <unistd.h>
 
-#include "tiering/base/files.h"
-
 void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *check, const char *fmt, ...)
 {
     bool full = d->count == HT_DOCTOR_FINDINGS_MAX;

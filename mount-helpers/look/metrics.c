@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "mount-helpers/ctl/ctl.h"
-#include "tiering/base/files.h"
 
 enum { REQUEST_BYTES_MAX = 8192, CLIENT_MS = 2000, BACKLOG = 16 };
 

@@ -15,8 +15,6 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "tiering/base/files.h"
-
 /* ----------------------------------------------------------------- a sample */
 
 #define WORD(name, word, ...) word,

@@ -6,7 +6,6 @@
  */
 #include <getopt.h>
 
-#include "tiering/sys/stdio_fds.h"
 #include "optim/rules/need.h"
 #include "tiering/space/claim.h"
 #include "mount-helpers/mkfs/mkfs.h"

@@ -14,7 +14,6 @@
 
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
-#include "tiering/sys/stdio_fds.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mount/options.h"
 

@@ -18,7 +18,6 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
-#include "tiering/sys/stdio_fds.h"
 
 /* Exit codes of umount(8). */
 enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };

@@ -7,7 +7,7 @@
 #include <fcntl.h>
 
 #include "fs/ctl/hidden.h"
-#include "tiering/base/idhash.h"
+#include "tiering/base/idtable.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/memory.h"
 #include "tests/support/sample.h"

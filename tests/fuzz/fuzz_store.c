@@ -12,7 +12,7 @@
 #include "fs/ns/records.h"
 #include "mount-helpers/fsck/fsck.h"
 #include "optim/state/records.h"
-#include "tiering/base/idhash.h"
+#include "tiering/base/idtable.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/memory.h"
 #include "tests/support/sample.h"

@@ -15,7 +15,7 @@ static void crash_and_compare(struct engine *e)
 {
     struct ht_dev *copy;
 
-    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, ht_dev_lba(e->dev), &copy), 0);
+    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, ht_dev_facts(e->dev)->lba, &copy), 0);
     memcpy(ht_dev_ram_data(copy), ht_dev_ram_data(e->dev), DEVICE_BYTES);
     /* The metadata client's published ids are of one engine at a time: close ours first. */
     engine_crash(e);

@@ -28,8 +28,7 @@ FLAGS = ['-std=gnu11', '-O2', '-fPIC', '-D_GNU_SOURCE', '-ffp-contract=off', '-I
 
 
 SOURCES = ['optim/rules/isa.c', 'optim/rules/kernel_scalar.c', 'optim/rules/kernel_avx2.c', 'optim/rules/kernel_avx512.c',
-           'optim/rules/rule.c', 'optim/rules/config.c', 'tiering/base/base.c', 'tiering/base/log.c',
-           'tiering/base/files.c']
+           'optim/rules/rule.c', 'optim/rules/config.c', 'tiering/base/base.c', 'tiering/base/log.c']
 ISA = {'kernel_avx2': ['-mavx2', '-mfma', '-mf16c', '-mbmi', '-mbmi2'],
        'kernel_avx512': ['-mavx512f', '-mavx512bw', '-mavx512dq', '-mavx512vl', '-mfma']}
 

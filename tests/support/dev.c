@@ -100,7 +100,7 @@ uint8_t *dev_touched(struct ht_dev *dev)
 
 void dev_set_node(struct ht_dev *dev, int node)
 {
-    dev->numa_node = node;
+    dev->facts.numa_node = node;
 }
 
 /* memcpy of a write, memset of a discard. */

@@ -168,7 +168,7 @@ static void note_durable(struct state_walk *w, uint64_t block)
 
 static void begin(struct state_walk *w, const struct recording *rec, struct ht_dev *const dev[], unsigned dev_count)
 {
-    *w = (struct state_walk){.rec = rec, .dev = dev, .dev_count = dev_count, .lba = ht_dev_lba(dev[0])};
+    *w = (struct state_walk){.rec = rec, .dev = dev, .dev_count = dev_count, .lba = ht_dev_facts(dev[0])->lba};
     for (unsigned i = 0; i < dev_count; i++)
         w->bytes += ht_dev_size(dev[i]);
     w->durable = must(malloc(w->bytes));

@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "tests/support/random.h"
-#include "tiering/base/idhash.h"
+#include "tiering/base/idtable.h"
 #include "tiering/base/log.h"
 
 /* Memory that nobody need free: it stays until the process of the test ends. */

@@ -50,7 +50,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
  * WAITS for the space of deleted files.
  */
 uint64_t ht_store_free(struct ht_store *s);
-/* Are so many bytes available? If not, this thread lacks the rest (tiering/base/lack.h). */
+/* Are so many bytes available? If not, this thread lacks the rest (tiering/base/base.h). */
 bool ht_store_has_space(struct ht_store *s, uint64_t bytes) HT_MUST_CHECK;
 /* Its available_bytes alone: cheap. */
 uint64_t ht_store_available(struct ht_store *s);

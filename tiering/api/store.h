@@ -51,7 +51,7 @@ enum ht_inline {
 enum ht_discard_when {
     HT_DISCARD_OFF,
     HT_DISCARD_ON,   /* 2 s later */
-    HT_DISCARD_AUTO, /* 30 s later, and no file that has all its bytes: they would go to others (ht_dev_is_reserved) */
+    HT_DISCARD_AUTO, /* 30 s later, and no file that has all its bytes: they would go to others (ht_dev_facts) */
 };
 
 struct ht_store_opts {
@@ -161,7 +161,7 @@ int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*
  * For a caller that was refused with -ENOSPC. 0: it may try again. At first this commits, because space that truncating
  * and rewriting gave up is free when that is published. again: the caller tried once more since then. So participants
- * give up what they can do without, as much as the refused call of this thread lacked (tiering/base/lack.h,
+ * give up what they can do without, as much as the refused call of this thread lacked (tiering/base/base.h,
  * participant.h). -ENOSPC: all together have less, and keep it; or it is the log that is full. WAITS.
  */
 int ht_store_make_space(struct ht_store *s, bool again) HT_MUST_CHECK;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base.c - clocks, sizes in people's notation, random bytes, memory. No state; any thread. */
+/* base.c - clocks, sizes in people's notation, random bytes, memory, small files. No state of several threads. */
 #include "tiering/base/base.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #define FRACTION_DIGITS_MAX 9u
 #define ARRAY_CAP_MIN 64u
@@ -188,4 +190,80 @@ int ht_compare_numbers(const void *a, const void *b)
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 
     return x < y ? -1 : x > y;
+}
+
+/* ------------------------------------------------------------------- files */
+
+int ht_write_all(int fd, const void *data, size_t len)
+{
+    for (const char *at = data; len > 0;) {
+        ssize_t done = write(fd, at, len);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return done < 0 ? -errno : -EIO;
+        at += done;
+        len -= (size_t)done;
+    }
+    return 0;
+}
+
+bool ht_read_line(const char *path, char *out, size_t cap)
+{
+    FILE *f = fopen(path, "re");
+    bool there = f && fgets(out, (int)cap, f);
+
+    if (there)
+        out[strcspn(out, "\n")] = '\0';
+    if (f)
+        (void)fclose(f);
+    return there;
+}
+
+void ht_stdio_fds_open(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= STDIN_FILENO && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+    else if (fcntl(STDIN_FILENO, F_GETFD) < 0 || fcntl(STDOUT_FILENO, F_GETFD) < 0 || fcntl(STDERR_FILENO, F_GETFD) < 0)
+        abort(); /* without /dev/null there is no safe way on, and no place for a message */
+}
+
+void ht_stdio_fds_detach(void)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    if (null < 0)
+        return;
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        (void)dup2(null, fd);
+    if (null > STDERR_FILENO)
+        close(null);
+}
+
+/* -------------------------------------------------------------------- lack */
+
+static _Thread_local uint64_t lack_bytes;
+
+int ht_lack_space(uint64_t bytes)
+{
+    lack_bytes = bytes;
+    return -ENOSPC;
+}
+
+uint64_t ht_lack(void)
+{
+    return lack_bytes;
+}
+
+uint64_t ht_lack_take(void)
+{
+    uint64_t bytes = lack_bytes;
+
+    lack_bytes = 0;
+    return bytes;
 }

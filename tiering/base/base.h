@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * base.h - the small things every layer uses: sizes, time, bytes, lists.
+ * base.h - the small things every layer uses: sizes, time, bytes, small files, and how much space a call lacked.
  *
  * Every function of the project that can fail returns 0 (or a useful count)
  * or a negative errno, and is marked HT_MUST_CHECK.
@@ -96,3 +96,26 @@ void *ht_pages_new(size_t bytes);
 void ht_pages_free(void *pages, size_t bytes);
 /* For qsort, bsearch and tfind: things that begin with a uint64_t, the smallest first. */
 int ht_compare_numbers(const void *a, const void *b);
+
+/* All len bytes, in as many writes as it takes. -EIO: the file takes none. */
+int ht_write_all(int fd, const void *data, size_t len) HT_MUST_CHECK;
+/* The first line of a file, without its end. False: there is none. */
+bool ht_read_line(const char *path, char *out, size_t cap) HT_MUST_CHECK;
+/*
+ * Opens /dev/null for standard descriptors that the caller of this program has closed. First call in main: else a
+ * device could get descriptor 2, and the next message would be written to it.
+ */
+void ht_stdio_fds_open(void);
+/* Turns all three into /dev/null: no program reads or writes there any more. */
+void ht_stdio_fds_detach(void);
+
+/*
+ * How much space a call lacked that was refused with -ENOSPC. Of each thread, like errno: whoever refuses says it, and
+ * the caller that wants to make room asks before its next call.
+ */
+/* Returns -ENOSPC. 0: it is no space for data that is lacking. */
+int ht_lack_space(uint64_t bytes);
+/* Of the last refusal. */
+uint64_t ht_lack(void);
+/* The same, once: 0 afterwards. */
+uint64_t ht_lack_take(void);

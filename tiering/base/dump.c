@@ -4,7 +4,6 @@
 #include <dirent.h>
 
 #include "tiering/base/activity.h"
-#include "tiering/base/files.h"
 
 void ht_dump_name(struct ht_dump *d, const char *name)
 {

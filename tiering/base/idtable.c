@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tiering/base/idtable.h"
-#include "tiering/base/idhash.h"
 
 enum { GROW_MAX = 2 };
 

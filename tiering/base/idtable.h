@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * idtable.h - things found by their number: a hash table of links that live in them, and the buckets of this and other
- * hash tables.
+ * idtable.h - things found by their number: a hash table of links that live in them; the hash of such numbers, and the
+ * buckets of this and other hash tables.
  *
  * A table that doubles at once moves all its entries, while others wait for its lock. Here a table grows by one bucket,
  * which takes entries of one other. Of 2^k buckets or more, and less than twice as many, the entry with hash h is in
@@ -14,6 +14,44 @@
 #pragma once
 
 #include "tiering/base/list.h"
+
+/* -------------------------------------------------------------------- hash */
+
+/*
+ * The hash of numbers that an image or a client chooses: numbers of objects, inodes and places come from devices. With
+ * a fixed hash an image can choose numbers that all share one bucket, so that mounting it takes quadratic time. So each
+ * process draws the parameters of the hash at random before main.
+ *
+ * No order may follow from the hash that a user sees or that a repair depends on.
+ */
+
+/* Constant from before main on, except for ht_id_hash_fix. multiplier: odd. */
+struct ht_id_hash_seed {
+    uint64_t mask, multiplier[2];
+};
+extern struct ht_id_hash_seed ht_id_hash_seed;
+
+/*
+ * Two different numbers never have the same hash. Take its low bits.
+ *
+ * The drawn multipliers make the hash unknown to an image. Some pairs spread numbers in a row badly. So a constant
+ * multiplier follows them: the second one of Stafford's "Mix13" (the finalizer of SplitMix64).
+ */
+static inline uint64_t ht_id_hash(uint64_t id)
+{
+    uint64_t h = (id ^ ht_id_hash_seed.mask) * ht_id_hash_seed.multiplier[0];
+
+    h = (h ^ h >> 32) * ht_id_hash_seed.multiplier[1];
+    h = (h ^ h >> 29) * 0x94d049bb133111ebull;
+    return h ^ h >> 32;
+}
+
+/* For tests that are to run alike each time: the same parameters in each process. Before there is any table. */
+void ht_id_hash_fix(void);
+/* Other ones. Also before there is any table. */
+void ht_id_hash_draw(void);
+
+/* ----------------------------------------------------------------- buckets */
 
 enum { HT_BUCKETS_SHIFT = 6, HT_BUCKETS_START = 1 << HT_BUCKETS_SHIFT, HT_BUCKET_SEGMENTS = 32 };
 
@@ -59,6 +97,8 @@ size_t ht_buckets_next(const struct ht_buckets *t, size_t bucket);
 uint64_t ht_buckets_bytes(const struct ht_buckets *t);
 /* The entries remain the owner's. */
 void ht_buckets_free(struct ht_buckets *t);
+
+/* ------------------------------------------------------------------- table */
 
 struct ht_id_link {
     uint64_t id;

@@ -13,8 +13,6 @@
 #include <syslog.h>
 #include <unistd.h>
 
-#include "tiering/base/files.h"
-
 #define LINE_BYTES_MAX 2048
 
 static _Atomic int least_level = HT_LOG_INFO;

@@ -41,15 +41,6 @@ static void number_slots(struct ht_arena *a)
         next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> HT_SLOT_SHIFT);
         shares.weight[p] = end > next[p] ? (end - next[p]) / 2 : 0;
     }
-    for (unsigned p = 0; p < HT_NODES_MAX; p++) {
-        a->free[p].head = HT_SLOT_NONE;
-        for (unsigned k = 0; k < HT_PIECE_LENGTHS; k++)
-            a->room[p][k].head = HT_SLOT_NONE;
-        for (unsigned k = 0; k < HT_IMAGE_LISTS; k++)
-            a->list[k][p].head = HT_SLOT_NONE;
-        a->final[p].head = HT_SLOT_NONE;
-    }
-    a->lent.head = HT_SLOT_NONE;
     for (uint32_t i = 0, p = 0; i < a->slots; i++) {
         if (i % 2 == 0)
             p = i + 1 < a->slots ? (unsigned)ht_nodes_turn(&shares, credit) : parts - 1;
@@ -164,7 +155,7 @@ static void slot_not_free(struct ht_arena *a, uint32_t i, enum ht_slot_state sta
 /* The node with most free slots; that of the image that may go next when none is free. */
 static unsigned freest(const struct ht_arena *a)
 {
-    uint32_t next = a->list[HT_IMAGE_CLEAN][0].head;
+    uint32_t next = ht_slot_list_head(&a->list[HT_IMAGE_CLEAN][0]);
     unsigned best = next == HT_SLOT_NONE ? 0 : a->slot[next].numa_index;
 
     for (unsigned p = 0; p < ht_pinned_parts(&a->memory); p++)
@@ -187,7 +178,7 @@ static bool may_take(const struct ht_arena *a, unsigned numa_index)
 /* A near one, else any. */
 static uint32_t slot_from_free(struct ht_arena *a, enum ht_slot_state state, unsigned numa_index)
 {
-    uint32_t i = a->free[a->free[numa_index].count ? numa_index : freest(a)].head;
+    uint32_t i = ht_slot_list_head(&a->free[a->free[numa_index].count ? numa_index : freest(a)]);
 
     if (i == HT_SLOT_NONE)
         return i;
@@ -629,7 +620,7 @@ bool ht_arena_lend(struct ht_arena *a, enum ht_lend whom, uint32_t *out_dirty)
 
 bool ht_arena_take_back(struct ht_arena *a)
 {
-    uint32_t i = a->lent.head;
+    uint32_t i = ht_slot_list_head(&a->lent);
 
     if (i == HT_SLOT_NONE)
         return false;

@@ -101,20 +101,19 @@ void ht_arena_cool(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE)
 /*
  * The order of eviction (order.c): clean images whose next use is known go before others, the one that is needed last
  * first. Places count on with the time. now: the present one. An image's next use is less than HT_ORDER_PLACES away.
+ *
+ * hints: the order of what programs say (tier/next_use.h), from place 0 on. These images stay while others can go and
+ * they have at most half of the slots. Only images at the last place go before others. An owner that is asked for an
+ * image may move it to another place instead.
  */
 enum { HT_ORDER_PLACES = 64 };
-void ht_arena_order_begin(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_STORE);
+void ht_arena_order_begin(struct ht_arena *a, uint64_t now, bool hints) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_order_move(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_STORE);
 /* Nothing is known any more: the clock takes these images, as others. */
 void ht_arena_order_end(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* After its end: at most so many images leave it at once. False: none is left in it. */
 bool ht_arena_order_leave(struct ht_arena *a, unsigned most) HT_REQUIRES(HT_LOCK_STORE);
-/*
- * The order of what programs say (tier/next_use.h), from place 0 on: these images stay while others can go and they
- * have at most half of the slots. Only images at the last place go before others. An owner that is asked for an image
- * may move it to another place instead.
- */
-void ht_arena_order_begin_hints(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* Have images with hints at most half of the slots? */
 bool ht_arena_has_hint_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* The image's next use is not known any more. */
 void ht_arena_forget_next_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);

@@ -29,12 +29,17 @@ enum { HT_LIST_ROOM = HT_IMAGE_LISTS, HT_LIST_FINAL, HT_SLOT_LISTS };
 
 /* A ring of slots. Its head is the oldest, and the one before it the newest. */
 struct ht_slot_list {
-    uint32_t head, count; /* empty: HT_SLOT_NONE, 0 */
+    uint32_t head, count; /* count 0: empty, and without a head */
     uint32_t sub;         /* of the head: walks have passed the sub-slots before it */
 };
 struct ht_slot_link {
     uint32_t prev, next;
 };
+/* HT_SLOT_NONE: it is empty. */
+static inline uint32_t ht_slot_list_head(const struct ht_slot_list *l)
+{
+    return l->count ? l->head : HT_SLOT_NONE;
+}
 
 struct ht_slot {
     uint8_t state;

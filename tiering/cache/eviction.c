@@ -599,7 +599,7 @@ static bool next_list(struct ht_arena *a, struct ht_dirty_walk *w)
 /* The next image of that kind in the list's head, whose place the list keeps: walks go on where others stopped. */
 static uint32_t next_in_head(const struct ht_arena *a, struct ht_slot_list *l, unsigned kind)
 {
-    while (l->head != HT_SLOT_NONE && l->sub < HT_SLOT_SUBS) {
+    while (l->count && l->sub < HT_SLOT_SUBS) {
         uint32_t n = ht_slot_image(a, l->head, l->sub);
         if (n == HT_SLOT_NONE)
             break;

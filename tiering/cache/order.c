@@ -51,13 +51,12 @@ void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned li
         l->head = at->next;
         l->sub = 0;
     }
-    if (!--l->count)
-        l->head = HT_SLOT_NONE;
+    l->count--;
 }
 
 uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l, unsigned link)
 {
-    uint32_t i = l->head;
+    uint32_t i = ht_slot_list_head(l);
 
     if (i != HT_SLOT_NONE)
         l->head = slots[i].link[link].next;
@@ -76,8 +75,6 @@ struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned
 
 void ht_order_init(struct ht_order *o)
 {
-    for (unsigned k = 0; k < HT_ORDER_PLACES; k++)
-        o->list[k].head = HT_SLOT_NONE;
     for (unsigned k = 0; k < HT_ORDER_MOMENT; k++)
         o->used[k] = HT_SLOT_NONE;
 }
@@ -106,22 +103,16 @@ void ht_order_del(struct ht_arena *a, uint32_t i)
         a->order.places &= ~(UINT64_C(1) << place_of(a, i));
 }
 
-void ht_arena_order_begin(struct ht_arena *a, uint64_t now)
+void ht_arena_order_begin(struct ht_arena *a, uint64_t now, bool hints)
 {
     a->order.active = true;
-    a->order.hints = false;
+    a->order.hints = hints;
     ht_arena_order_move(a, now);
 }
 
 void ht_arena_order_move(struct ht_arena *a, uint64_t now)
 {
     a->order.now = now % HT_ORDER_PLACES;
-}
-
-void ht_arena_order_begin_hints(struct ht_arena *a)
-{
-    ht_arena_order_begin(a, 0);
-    a->order.hints = true;
 }
 
 void ht_arena_order_end(struct ht_arena *a)

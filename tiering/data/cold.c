@@ -147,7 +147,7 @@ static void report(const struct ht_cold_fetch *f, int rc)
 /* Without the lock: the client's answer, verified. */
 static int receive(struct ht_store *s, struct ht_cold_fetch *f, ht_remote_stop *stop, void *ctx)
 {
-    int rc = f->remote ? ht_remote_end_or_stop(f->remote, &f->get, stop, ctx) : f->rc;
+    int rc = f->remote ? ht_remote_end(f->remote, &f->get, stop, ctx) : f->rc;
 
     if (!rc && !ht_ref_matches(s, &f->ref, f->bytes) && !HT_MUTANT("cold-checksum"))
         rc = -EUCLEAN;

@@ -38,7 +38,7 @@ int ht_cold_begin(struct ht_obj *o, uint64_t index, bool ahead, bool anyway, str
  * stopped, and the caller may begin again. Releases the lock.
  */
 int ht_cold_wait(const struct ht_cold_want *w) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* The same, for a wait that no counter shows. -EINTR: stop said so, as in ht_remote_end_or_stop. */
+/* The same, for a wait that no counter shows. -EINTR: stop said so, as in ht_remote_end. */
 int ht_cold_wait_or_stop(const struct ht_cold_want *w, bool (*stop)(void *ctx), void *ctx)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* After a wait without an error, until put. */

@@ -43,9 +43,8 @@ enum ht_health ht_store_check_device(struct ht_store *s, unsigned device) HT_REQ
 const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Time between two looks of the background. */
 uint64_t ht_health_period_ns(const struct ht_store *s);
-/* The bytes of superblocks and log on a device. */
-uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device);
-uint64_t ht_store_all_fixed_bytes(const struct ht_store *s); /* of the devices that are there */
+/* Space for data on all present devices. */
+uint64_t ht_store_data_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 
 /* Devices with a copy of the log that is written: without these nothing becomes durable. */
 uint32_t ht_log_devices(const struct ht_store *s);

@@ -26,7 +26,6 @@
  *
  * Zeros: whole chunks only. Their checksum is known, and that of their frame.
  */
-#include "tiering/base/idhash.h"
 #include "tiering/codec/frame.h"
 #include "tiering/object/context.h"
 #include "tiering/api/check.h"

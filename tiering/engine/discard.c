@@ -34,13 +34,13 @@ enum { DISCARDED, REFUSED, FIGURES };
 
 static bool takes_discards(const struct ht_store *s, unsigned device)
 {
-    return s->dev[device] && !ht_dev_rdonly(s->dev[device]) && !(s->engine->discard.refused >> device & 1);
+    return s->dev[device] && !ht_dev_facts(s->dev[device])->rdonly && !(s->engine->discard.refused >> device & 1);
 }
 
 /* What became free there stays as it is. */
 static bool keeps_free(const struct ht_store *s, unsigned device)
 {
-    return s->opts.discard == HT_DISCARD_AUTO && s->dev[device] && ht_dev_is_reserved(s->dev[device]);
+    return s->opts.discard == HT_DISCARD_AUTO && s->dev[device] && ht_dev_facts(s->dev[device])->reserved;
 }
 
 bool ht_discard_is_on(const struct ht_store *s)

@@ -47,8 +47,8 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
         return true;
     while (*device < s->dev_count && b->count < HT_MOVE_GROUPS_MAX) {
         bool closed = ht_device_is_closed(s, *device);
-        uint64_t next = closed ? HT_ALLOC_NO_GROUP : ht_alloc_next_sparse(s->alloc, *device, *group);
-        if (next == HT_ALLOC_NO_GROUP) {
+        uint64_t next = closed ? HT_NO_GROUP : ht_alloc_next_sparse(s->alloc, *device, *group);
+        if (next == HT_NO_GROUP) {
             ++*device;
             *group = 0;
             continue;
@@ -76,8 +76,8 @@ static unsigned victims_of(void *ctx, const struct ht_ref *ref, uint32_t out[]) 
 
     for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
         struct ht_extent e = ht_ref_extent(ref, i);
-        uint64_t end = (e.block + e.blocks - 1) / HT_ALLOC_GROUP_BLOCKS;
-        for (uint64_t group = e.block / HT_ALLOC_GROUP_BLOCKS; group <= end; group++) {
+        uint64_t end = (e.block + e.blocks - 1) / HT_GROUP_BLOCKS;
+        for (uint64_t group = e.block / HT_GROUP_BLOCKS; group <= end; group++) {
             uint64_t key = ht_place(e.device, group);
             struct ht_move_victim *v = bsearch(&key, b->victim, b->count, sizeof(*v), ht_compare_numbers);
             uint32_t at = v ? (uint32_t)(v - b->victim) : 0;
@@ -159,7 +159,7 @@ static void end_pass(struct ht_store *s, struct ht_compaction *c)
     uint64_t emptied = figure[HT_COMPACT_EMPTIED] - c->pass_emptied;
 
     ht_store_lock(s);
-    uint64_t whole = ht_alloc_whole_blocks(s->alloc) / HT_ALLOC_GROUP_BLOCKS;
+    uint64_t whole = ht_alloc_whole_blocks(s->alloc) / HT_GROUP_BLOCKS;
     c->pass_left = ht_alloc_sparse_groups(s->alloc);
     ht_store_unlock(s);
     bool in_vain = !emptied || whole < c->pass_whole + (emptied + 1) / 2;
@@ -185,7 +185,7 @@ static bool begin_pass(struct ht_store *s, struct ht_compaction *c, uint64_t *ou
     if (begins) {
         s->waits.compact_seen_lsn = s->frees.last_lsn + 1;
         s->waits.compact_freed = false;
-        c->pass_whole = ht_alloc_whole_blocks(s->alloc) / HT_ALLOC_GROUP_BLOCKS;
+        c->pass_whole = ht_alloc_whole_blocks(s->alloc) / HT_GROUP_BLOCKS;
     }
     ht_store_unlock(s);
     if (!begins)

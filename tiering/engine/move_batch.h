@@ -6,8 +6,8 @@
 #include "tiering/engine/pass.h"
 
 enum {
-    HT_MOVE_GROUPS_MAX = 4096,                    /* of a batch */
-    HT_MOVE_TAKEN_MAX = HT_ALLOC_SPARSE_TAKEN_MAX /* blocks of a group that is nearly empty: a quarter */
+    HT_MOVE_GROUPS_MAX = 4096,              /* of a batch */
+    HT_MOVE_TAKEN_MAX = HT_SPARSE_TAKEN_MAX /* blocks of a group that is nearly empty: a quarter */
 };
 
 /* A nearly empty group. */

@@ -24,13 +24,13 @@
 #include "tiering/engine/move_batch.h"
 
 enum {
-    MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
-    UNIT_OWNERS = HT_OWNERS_LONG,                   /* of a unit with several groups */
-    UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* the same */
-    GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
-    LOOKS_MAX = 64,                                 /* groups that a unit looks at */
-    CLOSED_BLOCKS_MAX = 64 * HT_ALLOC_GROUP_BLOCKS, /* in closed groups */
-    SLACK_BLOCKS_MAX = 16 * HT_ALLOC_GROUP_BLOCKS,
+    MOVES_MAX = HT_GROUP_BLOCKS,
+    UNIT_OWNERS = HT_OWNERS_LONG,             /* of a unit with several groups */
+    UNIT_BLOCKS = HT_GROUP_BLOCKS,            /* the same */
+    GROUP_BLOCKS_MAX = 4 * HT_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
+    LOOKS_MAX = 64,                           /* groups that a unit looks at */
+    CLOSED_BLOCKS_MAX = 64 * HT_GROUP_BLOCKS, /* in closed groups */
+    SLACK_BLOCKS_MAX = 16 * HT_GROUP_BLOCKS,
     SLACK_SHARE = 32, /* of the store */
 };
 
@@ -46,7 +46,7 @@ struct unit {
 
 static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_ref *ref)
 {
-    uint64_t from = ht_move_group(v->key) * HT_ALLOC_GROUP_BLOCKS, end = from + HT_ALLOC_GROUP_BLOCKS;
+    uint64_t from = ht_move_group(v->key) * HT_GROUP_BLOCKS, end = from + HT_GROUP_BLOCKS;
     unsigned blocks = 0;
 
     for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
@@ -144,7 +144,7 @@ static int close_group(struct unit *u, struct ht_move_victim *v, unsigned inside
 {
     struct ht_alloc *a = u->s->alloc;
     unsigned taken = ht_alloc_group_taken(a, ht_move_device(v->key), ht_move_group(v->key)),
-             left = HT_ALLOC_GROUP_BLOCKS - taken;
+             left = HT_GROUP_BLOCKS - taken;
     uint64_t unusable = ht_alloc_whole_blocks(a) + u->b->closed_blocks + left;
 
     if (!inside || taken > HT_MOVE_TAKEN_MAX)
@@ -407,7 +407,7 @@ static int settle(struct ht_move_batch *b)
     open_until(b, b->at);
     b->closed_blocks = 0;
     for (unsigned i = b->at; i < b->count && b->victim[i].closed; i++) /* the rest of a unit that took too long */
-        b->closed_blocks += HT_ALLOC_GROUP_BLOCKS;
+        b->closed_blocks += HT_GROUP_BLOCKS;
     ht_store_unlock(b->s);
     return 0;
 }

@@ -86,7 +86,7 @@ static void begin_order(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE)
         more = wanted && ht_arena_order_leave(s->arena, LEAVE_SLOTS);
         if (wanted && !more) {
             s->next_uses.leads = true;
-            ht_arena_order_begin_hints(s->arena);
+            ht_arena_order_begin(s->arena, 0, true);
         }
         ht_store_unlock(s);
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tiering/engine/pass.h"
 
-#include "tiering/base/idhash.h"
 #include "tiering/base/mutant.h"
 #include "tiering/api/background.h"
 #include "tiering/api/object.h"

@@ -326,7 +326,7 @@ static bool install(struct ht_store *s, struct ht_forecast *f, uint64_t cpu_ns) 
     p->forecast = f;
     p->outdated = false;
     if (f)
-        ht_arena_order_begin(s->arena, ht_forecast_place(f, ht_forecast_now(f, now)));
+        ht_arena_order_begin(s->arena, ht_forecast_place(f, ht_forecast_now(f, now)), false);
     else if (!s->next_uses.leads)
         ht_arena_order_end(s->arena);
     bool begins = ht_next_use_update(s);

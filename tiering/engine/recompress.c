@@ -50,7 +50,7 @@ enum {
     FAILED_PAUSE_MS = 1000,
     FRAMES_MAX = 64,
     OWNERS_MAX = 1024, /* of frames that wait; those of the last one may exceed that */
-    WAITING_BLOCKS_MAX = 8 * HT_ALLOC_GROUP_BLOCKS,
+    WAITING_BLOCKS_MAX = 8 * HT_GROUP_BLOCKS,
     WAITING_SHARE = 4, /* of the available space */
 };
 

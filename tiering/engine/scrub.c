@@ -295,19 +295,18 @@ static const struct ht_pass_user user = {.content = wants, .came = scrub_content
 
 /* -------------------------------------------------------------------- run */
 
-/* Superblocks, the copies of the log, and all that is stored. */
+/* Content lies once on the devices, however many owners it has: it is what is neither free nor comes free soon. */
 static uint64_t total_bytes(struct ht_store *s)
 {
     struct ht_journal_stats log;
 
     ht_journal_stats(s->journal, &log);
     ht_store_lock(s);
-    const struct ht_alloc *a = s->alloc;
-    uint64_t all = ht_alloc_total(a) * HT_BLOCK_BYTES, fixed = ht_store_all_fixed_bytes(s);
-    uint64_t unused = (ht_alloc_available(a) + ht_alloc_reserved(a)) * HT_BLOCK_BYTES;
+    uint64_t unused = (ht_alloc_available(s->alloc) + ht_alloc_reserved(s->alloc)) * HT_BLOCK_BYTES;
+    uint64_t data = ht_store_data_bytes(s);
     ht_store_unlock(s);
-    uint64_t supers = (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
-    return supers + HT_LOG_COPIES * log.used_bytes + all - ht_min_u64(fixed + unused, all);
+    data -= ht_min_u64(unused, data);
+    return data + HT_LOG_COPIES * log.used_bytes + (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
 }
 
 int ht_store_scrub_start(struct ht_store *s)

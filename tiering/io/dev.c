@@ -4,8 +4,6 @@
  * the end of each request, and the state of a device: requests in flight and since when, failures in a row, how fast it
  * is.
  *
- * Requests in flight are in a list, oldest first: begin appends, end removes from the middle.
- *
  * A device of memory has the rules of a real one, and no persistence. ram_lock makes each transfer whole in itself, as
  * a device does for its blocks. Which of two requests in flight comes first is up to the ring.
  *
@@ -35,12 +33,14 @@ struct ht_dev *ht_dev_alloc(const char *name)
         free(dev);
         return NULL;
     }
+    HT_UNSHARED(HT_LOCK_DEV_FLIGHT);
     dev->fd = dev->hold_fd = -1;
-    dev->numa_node = HT_NUMA_OFF;
+    dev->facts.numa_node = HT_NUMA_OFF;
     ht_mutex_init(&dev->ram_lock, HT_LOCK_DEV_RAM);
     ht_mutex_init(&dev->flush_lock, HT_LOCK_DEV_FLUSH);
     pthread_cond_init(&dev->flush_ended, NULL);
     ht_mutex_init(&dev->flight_lock, HT_LOCK_DEV_FLIGHT);
+    ht_list_init(&dev->flight);
     ht_cond_init(&dev->gate_changed);
     return dev;
 }
@@ -104,8 +104,8 @@ int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
     }
     dev->ram = ram;
     dev->size = bytes;
-    dev->lba = lba;
-    dev->local = true;
+    dev->facts.lba = lba;
+    dev->facts.local = true;
     *out_dev = dev;
     return 0;
 }
@@ -137,44 +137,14 @@ uint64_t ht_dev_size(const struct ht_dev *dev)
     return dev->size;
 }
 
-uint32_t ht_dev_lba(const struct ht_dev *dev)
-{
-    return dev->lba;
-}
-
-bool ht_dev_rdonly(const struct ht_dev *dev)
-{
-    return dev->rdonly;
-}
-
 const char *ht_dev_name(const struct ht_dev *dev)
 {
     return dev->name;
 }
 
-int ht_dev_numa_node(const struct ht_dev *dev)
+const struct ht_dev_facts *ht_dev_facts(const struct ht_dev *dev)
 {
-    return dev->numa_node;
-}
-
-bool ht_dev_is_local(const struct ht_dev *dev)
-{
-    return dev->local;
-}
-
-bool ht_dev_is_reserved(const struct ht_dev *dev)
-{
-    return dev->reserved;
-}
-
-uint64_t ht_dev_place(const struct ht_dev *dev)
-{
-    return dev->place;
-}
-
-uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge)
-{
-    return huge ? dev->transfer_max : dev->scattered_max;
+    return &dev->facts;
 }
 
 void ht_dev_stop_writes(struct ht_dev *dev)
@@ -280,34 +250,15 @@ static void begin_flight(struct ht_io *io)
     struct ht_dev *dev = io->dev;
 
     atomic_fetch_add_explicit(&dev->in_flight, 1, memory_order_relaxed);
-    io->newer_ = NULL;
     io->thread_ = ht_activity_thread();
     ht_mutex_lock(ht_dev_flight_lock(dev));
     io->began_ns_ = ht_now_ns();
-    io->older_ = dev->newest;
-    if (dev->newest)
-        dev->newest->newer_ = io;
-    else
-        dev->oldest = io;
-    dev->newest = io;
+    ht_list_add_tail(&dev->flight, &io->flight_);
     if (io->rated_)
         count_begin(io);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE2(flush_begin, dev->name, io);
-}
-
-static void take_out(struct ht_io *io, int result)
-{
-    struct ht_dev *dev = io->dev;
-
-    ht_mutex_lock(ht_dev_flight_lock(dev));
-    uint64_t now_ns = ht_now_ns();
-    *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
-    *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
-    if (io->rated_)
-        count_end(io, now_ns, result);
-    ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
 static void end_flight(struct ht_io *io, int result)
@@ -320,7 +271,11 @@ static void end_flight(struct ht_io *io, int result)
         atomic_fetch_add_explicit(&dev->writes_failed_in_row, 1, memory_order_relaxed);
     else if (io->op == HT_IO_FLUSH)
         atomic_store_explicit(&dev->flush_failed, result != 0, memory_order_relaxed);
-    take_out(io, result);
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_list_del(&io->flight_);
+    if (io->rated_)
+        count_end(io, ht_now_ns(), result);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE3(flush_end, dev->name, io, result);
     atomic_fetch_sub_explicit(&dev->in_flight, 1, memory_order_release);
@@ -329,9 +284,9 @@ static void end_flight(struct ht_io *io, int result)
 static int check_transfer(const struct ht_io *io)
 {
     const struct ht_dev *dev = io->dev;
-    uint32_t mask = dev->lba - 1;
+    uint32_t mask = dev->facts.lba - 1;
 
-    if (io->op != HT_IO_READ && (dev->rdonly || atomic_load(&dev->stopped)))
+    if (io->op != HT_IO_READ && (dev->facts.rdonly || atomic_load(&dev->stopped)))
         return -EROFS;
     if (io->op == HT_IO_DISCARD && dev->raw && dev->discard_max == 0)
         return -EOPNOTSUPP;
@@ -393,8 +348,8 @@ uint64_t ht_dev_oldest_ns(struct ht_dev *dev)
     uint64_t age_ns = 0;
 
     ht_mutex_lock(ht_dev_flight_lock(dev));
-    if (dev->oldest)
-        age_ns = ht_max_u64(ht_now_ns() - dev->oldest->began_ns_, 1);
+    if (!ht_list_empty(&dev->flight))
+        age_ns = ht_max_u64(ht_now_ns() - ht_list_entry(dev->flight.next, struct ht_io, flight_)->began_ns_, 1);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     return age_ns;
 }
@@ -450,8 +405,9 @@ void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d)
     ht_dump_put(d, ": %u request%s in flight\n", all, all == 1 ? "" : "s");
     if (!ht_dump_lock(d, ht_dev_flight_lock(dev), "requests in flight"))
         return;
-    for (const struct ht_io *io = dev->oldest; io && shown < DUMP_REQUESTS_MAX; io = io->newer_, shown++)
-        dump_request(io, d);
+    ht_list_for_each_entry(io, &dev->flight, const struct ht_io, flight_)
+        if (shown++ < DUMP_REQUESTS_MAX)
+            dump_request(io, d);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 

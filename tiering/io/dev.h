@@ -21,6 +21,7 @@
 #pragma once
 
 #include <sys/uio.h>
+#include "tiering/base/list.h"
 #include "tiering/io/rate.h"
 
 struct ht_dev;
@@ -71,24 +72,30 @@ uint64_t ht_dev_next_data(const struct ht_dev *dev, uint64_t offset, uint64_t en
 void ht_dev_close(struct ht_dev *dev);
 
 uint64_t ht_dev_size(const struct ht_dev *dev);
-uint32_t ht_dev_lba(const struct ht_dev *dev); /* logical block size, bytes */
-/* The most that one transfer moves from and to memory in huge pages, and other memory; 0: no bound. */
-uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge);
-bool ht_dev_rdonly(const struct ht_dev *dev);
 const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
-int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
-/*
- * Locks of this machine exclude all other writers: the device is memory, or all its bytes lie in files on local file
- * systems, which it holds.
- */
-bool ht_dev_is_local(const struct ht_dev *dev);
-/*
- * Its file system had room for all its bytes when the device was opened: it is a file without holes. A discard gives
- * room to other files there, and a later write may fail.
- */
-bool ht_dev_is_reserved(const struct ht_dev *dev);
-/* The same for all names of the same bytes that this kernel knows, as long as it runs. */
-uint64_t ht_dev_place(const struct ht_dev *dev);
+/* What of a device is constant from its opening on. */
+struct ht_dev_facts {
+    bool rdonly;
+    uint32_t lba; /* logical block size, bytes */
+    /*
+     * The most that one transfer moves from and to memory in huge pages, and other memory: whole blocks; requests above
+     * are cut. 0: no bound.
+     */
+    uint32_t transfer_max, scattered_max;
+    int numa_node; /* or HT_NUMA_OFF */
+    /*
+     * Locks of this machine exclude all other writers: the device is memory, or all its bytes lie in files on local
+     * file systems, which it holds.
+     */
+    bool local;
+    /*
+     * Its file system had room for all its bytes when the device was opened: it is a file without holes. A discard
+     * gives room to other files there, and a later write may fail.
+     */
+    bool reserved;
+    uint64_t place; /* the same for all names of the same bytes that this kernel knows, as long as it runs */
+};
+const struct ht_dev_facts *ht_dev_facts(const struct ht_dev *dev);
 /* From now on each write and discard fails with -EROFS. Those in flight go on. Any thread. */
 void ht_dev_stop_writes(struct ht_dev *dev);
 
@@ -160,7 +167,7 @@ struct ht_io {
     bool rated_, large_;        /* counts for the rate of its direction; for that of large requests */
     enum ht_io_class io_class_; /* of the thread that began it */
     int thread_;                /* that submitted it */
-    struct ht_io *older_, *newer_;
+    struct ht_list flight_;
 };
 
 /* The kernel's abilities for rings, determined once. Without them everything works the same, slower. */
@@ -178,10 +185,10 @@ struct ht_io_features {
 int ht_io_features(struct ht_io_features *out) HT_MUST_CHECK;
 
 /*
- * A ring of the calling thread, which alone may use it. depth: pieces of requests in flight at most (submission beyond
- * it waits for completions).
+ * A ring of the calling thread, which alone may use it, in a mode that is at most this good. depth: pieces of requests
+ * in flight at most (submission beyond it waits for completions).
  */
-int ht_ring_new(unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
+int ht_ring_new(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
 void ht_ring_free(struct ht_ring *ring);
 /*
  * Registers memory for fixed-buffer I/O. Optional: failure is silent (slower, correct). Up to 8 areas, before the first

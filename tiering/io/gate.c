@@ -255,7 +255,7 @@ static bool counts(enum ht_gate_good good)
     return mine == HT_IO_URGENT || (mine == HT_IO_PLANNED && good == HT_GATE_LOG_ROOM);
 }
 
-static void wake_waiters(struct ht_gate *g)
+void ht_gate_recall(struct ht_gate *g)
 {
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         struct ht_dev *dev = g->dev[i];
@@ -270,17 +270,12 @@ static void wake_waiters(struct ht_gate *g)
 void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
 {
     if (counts(good) && atomic_fetch_add(&g->wanted[good], 1) == 0)
-        wake_waiters(g);
+        ht_gate_recall(g);
 }
 
 void ht_gate_heed(const _Atomic bool *flag)
 {
     recalled = flag;
-}
-
-void ht_gate_recall(struct ht_gate *g)
-{
-    wake_waiters(g);
 }
 
 void ht_gate_want_end(struct ht_gate *g, enum ht_gate_good good)

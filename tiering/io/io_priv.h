@@ -40,25 +40,19 @@ struct ht_observer {
 struct ht_dev {
     char *name;
     int fd; /* -1: memory */
-    bool rdonly, block;
+    bool block;
     bool raw;        /* an NVMe namespace by its character device: takes commands */
     int hold_fd;     /* of a raw device: its block device, open so that no other process has it; or -1 */
     int below_fd[4]; /* what loop devices show, held, too */
     unsigned below_count;
-    bool local;           /* see ht_dev_is_local */
-    bool reserved;        /* see ht_dev_is_reserved */
-    uint64_t place;       /* see ht_dev_place */
+    struct ht_dev_facts facts;
     _Atomic bool stopped; /* takes no write any more */
     uint64_t size;
-    uint32_t lba;
-    uint32_t transfer_max,
-        scattered_max;         /* bytes, whole blocks; requests above are cut; of memory in small pages; 0: no bound */
-    uint32_t discard_max;      /* the same of discards, of a raw one; 0: it has none */
+    uint32_t discard_max;      /* as transfer_max, of discards of a raw one; 0: it has none */
     uint32_t nsid;             /* raw */
     unsigned block_shift;      /* raw: log2 of lba */
     bool volatile_cache;       /* raw: has to be flushed */
     _Atomic bool unregistered; /* raw: the kernel refused a command, perhaps for its registered memory */
-    int numa_node;
 
     uint8_t *ram;
     struct ht_mutex ram_lock; /* its bytes, unless there is an observer */
@@ -80,7 +74,7 @@ struct ht_dev {
     _Atomic unsigned in_flight;
     struct ht_mutex flight_lock;
     HT_GUARDED_BY(HT_LOCK_DEV_FLIGHT) struct {
-        struct ht_io *oldest, *newest; /* in flight, through newer_ and older_ */
+        struct ht_list flight; /* requests in flight, oldest first */
         struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
         struct ht_gate_state gate_state; /* but for what depends on the request (gate.c) */
         uint64_t permitted_bytes[HT_DIRECTIONS];
@@ -141,11 +135,9 @@ void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 /* A number of the queue of a block device; 0: not known. */
 uint64_t ht_queue_limit(dev_t number, const char *name);
 
-/* ring.c: ht_ring_new in a mode that is at most this good. */
-int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_MUST_CHECK;
 /*
- * Takes over the memory that is registered with another ring; its own is given up, so nothing may be in flight. False:
- * it has none.
+ * ring.c: takes over the memory that is registered with another ring; its own is given up, so nothing may be in flight.
+ * False: it has none.
  */
 struct ht_uring_memory;
 struct io_uring;

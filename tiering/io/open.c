@@ -89,19 +89,19 @@ static bool is_reserved(int fd)
 static int hold_thing(const struct ht_below_thing *t, struct ht_dev *dev)
 {
     if (t->path[0] == '\0' || dev->below_count == HT_ARRAY_SIZE(dev->below_fd)) {
-        dev->local = false; /* a nonce on the device has to do (claim.h) */
-        dev->reserved |= t->bytes.file;
+        dev->facts.local = false; /* a nonce on the device has to do (claim.h) */
+        dev->facts.reserved |= t->bytes.file;
         return 0;
     }
-    int fd = open(t->path, (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
-    int rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->rdonly, &t->bytes) : 0;
-    dev->reserved |= t->bytes.file && is_reserved(fd);
+    int fd = open(t->path, (dev->facts.rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC | (t->bytes.file ? 0 : O_EXCL));
+    int rc = fd < 0 ? -errno : t->bytes.file ? lock_part(fd, dev->facts.rdonly, &t->bytes) : 0;
+    dev->facts.reserved |= t->bytes.file && is_reserved(fd);
     if (rc == 0 || rc == -EBUSY)
-        dev->local &= fd >= 0 && t->bytes.file && ht_below_is_local(fd);
+        dev->facts.local &= fd >= 0 && t->bytes.file && ht_below_is_local(fd);
     if (rc != 0 && fd >= 0)
         close(fd);
     if (rc != 0) {
-        dev->local = false;
+        dev->facts.local = false;
         return rc == -EBUSY ? rc : 0;
     }
     dev->below_fd[dev->below_count++] = fd;
@@ -117,7 +117,7 @@ static int hold_below(struct source *s, struct ht_dev *dev)
         if (t->by_loop)
             rc = hold_thing(t, dev);
         else if (t->bottom && !t->bytes.file)
-            dev->local = false;
+            dev->facts.local = false;
         if (rc != 0)
             s->busy = t->path;
     }
@@ -127,23 +127,23 @@ static int hold_below(struct source *s, struct ht_dev *dev)
 /* One attempt; -EBUSY when another process holds it. */
 static int try_open(struct source *s, struct ht_dev *dev)
 {
-    int flags = (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, rc = 0;
+    int flags = (dev->facts.rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, rc = 0;
 
     s->busy = s->path;
     dev->fd = open(s->path, flags | (s->kind != A_NAMESPACE ? O_DIRECT : 0) | (s->kind == A_BLOCK_DEVICE ? O_EXCL : 0));
     if (dev->fd < 0)
         return -errno;
-    if (s->kind != A_BLOCK_DEVICE && lock_file(dev->fd, dev->rdonly) != 0)
+    if (s->kind != A_BLOCK_DEVICE && lock_file(dev->fd, dev->facts.rdonly) != 0)
         rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
     s->lockless = s->kind == A_FILE && rc != 0 && rc != -EBUSY && rc != -EINTR;
     if (rc == 0 && s->kind == A_NAMESPACE) {
         dev->hold_fd = open(s->beside, flags | O_EXCL);
         rc = dev->hold_fd < 0 ? -errno : 0;
     }
-    dev->local = s->kind != A_FILE || ht_below_is_local(dev->fd);
-    dev->reserved = s->kind == A_FILE && is_reserved(dev->fd);
+    dev->facts.local = s->kind != A_FILE || ht_below_is_local(dev->fd);
+    dev->facts.reserved = s->kind == A_FILE && is_reserved(dev->fd);
     if (rc == 0 && s->kind == A_FILE)
-        rc = lock_part(dev->fd, dev->rdonly, &s->below.thing[0].bytes);
+        rc = lock_part(dev->fd, dev->facts.rdonly, &s->below.thing[0].bytes);
     if (rc == 0)
         rc = hold_below(s, dev);
     if (rc != 0)
@@ -179,7 +179,7 @@ static void report_waiting(const char *path, int flags)
 static int check_loops(struct source *s, const struct ht_dev *dev)
 {
     char name[NAME_MAX + 1];
-    int rc = ht_below_other_loop(&s->below, !dev->rdonly, name);
+    int rc = ht_below_other_loop(&s->below, !dev->facts.rdonly, name);
 
     if (rc <= 0)
         return rc;
@@ -284,12 +284,12 @@ static int block_geometry(struct ht_dev *dev)
         ht_error("%s: the kernel does not report its size and block size: %s", dev->name, strerror(-rc));
         return rc;
     }
-    if (read_only && !dev->rdonly) {
+    if (read_only && !dev->facts.rdonly) {
         ht_error("%s is write-protected: only reading is possible", dev->name);
         return -EROFS;
     }
     dev->size = bytes;
-    dev->lba = (uint32_t)lba;
+    dev->facts.lba = (uint32_t)lba;
     return 0;
 }
 
@@ -325,7 +325,7 @@ static int probe_file_lba(int fd, uint32_t *out_lba)
 
 static int file_geometry(struct ht_dev *dev, const struct stat *st)
 {
-    int rc = probe_file_lba(dev->fd, &dev->lba);
+    int rc = probe_file_lba(dev->fd, &dev->facts.lba);
 
     if (rc == -EINVAL)
         explain_file_system(dev->name, "refuses direct I/O in blocks of 4096 bytes");
@@ -333,7 +333,7 @@ static int file_geometry(struct ht_dev *dev, const struct stat *st)
         ht_error("%s cannot be read: %s", dev->name, strerror(-rc));
     if (rc != 0)
         return rc;
-    dev->size = (uint64_t)st->st_size / dev->lba * dev->lba;
+    dev->size = (uint64_t)st->st_size / dev->facts.lba * dev->facts.lba;
     return 0;
 }
 
@@ -344,7 +344,7 @@ static int try_command(struct ht_dev *dev, const char *beside)
 
     if (posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
         return -ENOMEM;
-    int rc = ht_dev_read(dev, 0, block, dev->lba);
+    int rc = ht_dev_read(dev, 0, block, dev->facts.lba);
     free(block);
     if (rc == -EINVAL || rc == -EOPNOTSUPP || rc == -ENOTTY) {
         ht_error("%s: this kernel takes no NVMe commands through io_uring (Linux 5.19 does): use %s", dev->name,
@@ -398,12 +398,13 @@ static int learn_geometry(struct ht_dev *dev, const struct source *s)
                                     : namespace_geometry(dev, s, &number);
     if (rc != 0)
         return rc;
-    if (dev->lba < LBA_BYTES_MIN || dev->lba > HT_BLOCK_BYTES || (dev->lba & (dev->lba - 1)) != 0) {
-        ht_error("%s has logical blocks of %u bytes: %u to %u are possible", dev->name, dev->lba, LBA_BYTES_MIN,
+    if (dev->facts.lba < LBA_BYTES_MIN || dev->facts.lba > HT_BLOCK_BYTES ||
+        (dev->facts.lba & (dev->facts.lba - 1)) != 0) {
+        ht_error("%s has logical blocks of %u bytes: %u to %u are possible", dev->name, dev->facts.lba, LBA_BYTES_MIN,
                  HT_BLOCK_BYTES);
         return -EINVAL;
     }
-    dev->numa_node = ht_node_of_block(number);
+    dev->facts.numa_node = ht_node_of_block(number);
     if (s->kind == A_BLOCK_DEVICE)
         ht_dev_learn_limits(dev, number);
     return 0;
@@ -470,9 +471,9 @@ static int open_source(struct source *s, int flags, struct ht_dev **out_dev)
     struct ht_dev *dev = ht_dev_alloc(s->path);
     if (!dev)
         return -ENOMEM;
-    dev->rdonly = flags & HT_DEV_RDONLY;
+    dev->facts.rdonly = flags & HT_DEV_RDONLY;
     dev->block = s->kind == A_BLOCK_DEVICE;
-    dev->place = place_of(&s->below);
+    dev->facts.place = place_of(&s->below);
     rc = open_held(s, flags, dev);
     if (rc != 0)
         explain_failure(s, flags, rc);

@@ -71,7 +71,7 @@ static int check_namespace(const struct ht_dev *dev, const struct ht_nvme_namesp
                  (unsigned long long)n->blocks, n->block_shift, HT_BLOCK_BYTES);
         return -EINVAL;
     }
-    if (n->write_protected && !dev->rdonly) {
+    if (n->write_protected && !dev->facts.rdonly) {
         ht_error("%s is write-protected: only reading is possible", dev->name);
         return -EROFS;
     }
@@ -114,10 +114,10 @@ int ht_raw_geometry(struct ht_dev *dev, dev_t block)
         rc = check_namespace(dev, &n);
     if (rc == 0) {
         dev->size = n.blocks << n.block_shift;
-        dev->lba = 1u << n.block_shift;
+        dev->facts.lba = 1u << n.block_shift;
         dev->block_shift = n.block_shift;
         dev->volatile_cache = c.volatile_cache;
-        dev->transfer_max = dev->scattered_max = (uint32_t)transfer_max(&c, &n, block);
+        dev->facts.transfer_max = dev->facts.scattered_max = (uint32_t)transfer_max(&c, &n, block);
         dev->discard_max = (uint32_t)discard_max(&c, &n, block);
     }
     free(data);

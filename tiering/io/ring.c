@@ -61,7 +61,7 @@ struct ht_ring {
     struct segment segment[]; /* depth */
 };
 
-int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
+int ht_ring_new(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
 {
     struct ht_ring *ring;
 
@@ -83,11 +83,6 @@ int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_
     }
     *out_ring = ring;
     return 0;
-}
-
-int ht_ring_new(unsigned depth, struct ht_ring **out_ring)
-{
-    return ht_ring_new_in(HT_RING_DEFERRED, depth, out_ring);
 }
 
 static void close_ring(struct ht_ring *ring, bool settle)
@@ -338,7 +333,7 @@ static bool serve_local(struct ht_ring *ring)
 
 static uint32_t half_of(const struct ht_dev *dev, uint32_t bytes)
 {
-    uint32_t half = bytes / 2 / dev->lba * dev->lba;
+    uint32_t half = bytes / 2 / dev->facts.lba * dev->facts.lba;
 
     return half > 0 ? half : bytes;
 }
@@ -393,7 +388,7 @@ static int complete_segment(struct segment *p, int res)
     p->len -= moved;
     if (p->len == 0)
         return 0;
-    return moved == 0 || moved % dev->lba != 0 ? -EIO : 1; /* -EIO: the device became shorter than it was */
+    return moved == 0 || moved % dev->facts.lba != 0 ? -EIO : 1; /* -EIO: the device became shorter than it was */
 }
 
 static void handle_cqe(struct ht_ring *ring, struct segment *p, int res)
@@ -508,11 +503,12 @@ static void reap(struct ht_ring *ring, unsigned wait)
 static uint32_t segment_bytes(const struct ht_io *io, uint32_t left, bool huge)
 {
     const struct ht_dev *dev = io->dev;
-    uint32_t max = io->op == HT_IO_DISCARD ? dev->discard_max : ht_dev_transfer_max(dev, huge);
+    uint32_t moves_max = huge ? dev->facts.transfer_max : dev->facts.scattered_max;
+    uint32_t max = io->op == HT_IO_DISCARD ? dev->discard_max : moves_max;
 
     if (max == 0 || left <= max)
         return left;
-    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->lba);
+    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->facts.lba);
 }
 
 static void cut_segments(struct ht_ring *ring, struct ht_io *io)

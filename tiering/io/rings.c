@@ -174,7 +174,7 @@ static struct member *make(struct thread *t, struct ht_rings *set, const struct 
 
     if (!m)
         return NULL;
-    int rc = ht_ring_new_in(set ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
+    int rc = ht_ring_new(set ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
     if (rc != 0) {
         free(m);
         errno = -rc;

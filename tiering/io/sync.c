@@ -78,13 +78,13 @@ static int transfer_bounced(struct ht_ring *ring, struct ht_dev *dev, enum ht_io
 static int transfer_any(struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
 {
     /* Checks the whole range: nothing is moved if only the tail would be refused. */
-    if (((offset | len) & (ht_dev_lba(dev) - 1)) != 0 || len == 0 || offset > ht_dev_size(dev) ||
+    if (((offset | len) & (dev->facts.lba - 1)) != 0 || len == 0 || offset > ht_dev_size(dev) ||
         len > ht_dev_size(dev) - offset)
         return -EINVAL;
     struct ht_ring *ring = ht_ring_mine(NULL);
     if (!ring)
         return -errno;
-    if (((uintptr_t)buf & (ht_dev_lba(dev) - 1)) != 0)
+    if (((uintptr_t)buf & (dev->facts.lba - 1)) != 0)
         return transfer_bounced(ring, dev, op, offset, buf, len);
     return transfer(ring, dev, op, offset, buf, len);
 }

@@ -15,8 +15,6 @@
 #include <limits.h>
 #include <sys/sysmacros.h>
 
-#include "tiering/base/files.h"
-
 #define PAGE_BYTES 4096u
 
 enum { DEPTH_MAX = 8, NONE_YET = -2 };
@@ -109,7 +107,7 @@ uint64_t ht_queue_limit(dev_t number, const char *name)
 /* A number that is too large to matter is no bound. */
 static uint32_t whole_blocks(const struct ht_dev *dev, uint64_t bytes)
 {
-    return bytes >= UINT32_MAX ? 0 : (uint32_t)(bytes / dev->lba * dev->lba);
+    return bytes >= UINT32_MAX ? 0 : (uint32_t)(bytes / dev->facts.lba * dev->facts.lba);
 }
 
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number)
@@ -118,6 +116,6 @@ void ht_dev_learn_limits(struct ht_dev *dev, dev_t number)
     uint64_t most = kib > 0 ? kib * HT_KIB : UINT64_MAX;
     uint64_t scattered = segments > 0 ? segments * PAGE_BYTES : UINT64_MAX;
 
-    dev->transfer_max = whole_blocks(dev, most);
-    dev->scattered_max = whole_blocks(dev, ht_min_u64(most, scattered));
+    dev->facts.transfer_max = whole_blocks(dev, most);
+    dev->facts.scattered_max = whole_blocks(dev, ht_min_u64(most, scattered));
 }

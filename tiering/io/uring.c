@@ -202,10 +202,8 @@ static unsigned cut(const struct ht_pinned_area *areas, unsigned count, struct i
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
-        m->area[i].base = (uintptr_t)areas[i].base;
-        m->area[i].bytes = areas[i].bytes;
-        m->area[i].first_segment = n;
-        m->area[i].huge = areas[i].huge;
+        m->area[i] = areas[i];
+        m->first_segment[i] = n;
         for (uint64_t at = 0; at < areas[i].bytes; at += PIECE_BYTES) {
             if (n == PIECES_MAX)
                 return 0;
@@ -235,16 +233,24 @@ bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *area
     return works;
 }
 
+/* The area that an address lies in; the number of areas: in none. *out_at: where in it. */
+static unsigned area_of(const struct ht_uring_memory *m, uintptr_t base, uint64_t *out_at)
+{
+    unsigned i = 0;
+
+    while (i < m->count && (*out_at = base - (uintptr_t)m->area[i].base) >= m->area[i].bytes)
+        i++;
+    return i;
+}
+
 int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len)
 {
-    for (unsigned i = 0; i < m->count; i++) {
-        uint64_t at = base - m->area[i].base, bytes = m->area[i].bytes;
-        if (base < m->area[i].base || at >= bytes || len > bytes - at)
-            continue;
-        return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_segment + at / PIECE_BYTES)
-                                                                : -1;
-    }
-    return -1;
+    uint64_t at;
+    unsigned i = area_of(m, base, &at);
+
+    if (i == m->count || len > m->area[i].bytes - at || at / PIECE_BYTES != (at + len - 1) / PIECE_BYTES)
+        return -1;
+    return (int)(m->first_segment[i] + at / PIECE_BYTES);
 }
 
 bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from)
@@ -255,8 +261,8 @@ bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from)
 
 bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base)
 {
-    for (unsigned i = 0; i < m->count; i++)
-        if (base >= m->area[i].base && base - m->area[i].base < m->area[i].bytes)
-            return m->area[i].huge;
-    return false;
+    uint64_t at;
+    unsigned i = area_of(m, base, &at);
+
+    return i < m->count && m->area[i].huge;
 }

@@ -20,12 +20,8 @@ void ht_uring_close(struct io_uring *uring, bool settle);
 /* Where registered memory is in the ring's table. */
 #define HT_URING_AREAS_MAX 8u
 struct ht_uring_memory {
-    struct {
-        uintptr_t base;
-        uint64_t bytes;
-        unsigned first_segment;
-        bool huge;
-    } area[HT_URING_AREAS_MAX];
+    struct ht_pinned_area area[HT_URING_AREAS_MAX];
+    unsigned first_segment[HT_URING_AREAS_MAX];
     unsigned count;
 };
 /* False, and nothing is registered: all works without, slower. */

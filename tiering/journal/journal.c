@@ -79,8 +79,7 @@ void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f)
         frame_free(f);
         return;
     }
-    f->next = j->spare;
-    j->spare = f;
+    ht_chain_link(&j->spare, f, next);
     j->spare_count++;
 }
 
@@ -204,20 +203,13 @@ static int prepare_spares_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURN
     return 0;
 }
 
-static int may_start_locked(const struct ht_journal *j, uint64_t new_epoch) HT_REQUIRES(HT_LOCK_JOURNAL)
-{
-    if (j->read_only)
-        return -EROFS;
-    return j->started || new_epoch <= j->epoch ? -EINVAL : 0;
-}
-
 int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
 {
     uint64_t lsn;
 
     ht_mutex_lock(ht_journal_lock(j));
     uint64_t start_pos = j->start.pos;
-    int rc = may_start_locked(j, new_epoch);
+    int rc = j->read_only ? -EROFS : j->started || new_epoch <= j->epoch ? -EINVAL : 0;
     if (!rc)
         ht_journal_token_take_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));
@@ -344,8 +336,7 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
         struct ht_frame_buf *f = frame_new(ht_max_u64(bytes, j->frame_payload_max));
         rc = f ? 0 : -ENOMEM;
         if (f) {
-            f->next = j->spare;
-            j->spare = f;
+            ht_chain_link(&j->spare, f, next);
             j->spare_count++;
         }
     }

@@ -82,11 +82,10 @@ struct ht_journal_report {
     struct {
         enum ht_log_state state;
         uint64_t last_seq; /* last frame that continues the chain; start.seq - 1 when none */
-        uint64_t end_pos;
-        uint64_t damage_pos; /* DAMAGED: position of the frame that should have continued it */
-        int error;           /* read error, if that ended it */
-        uint64_t epoch;      /* of the last frame of the chain, 0 when there is none */
-        bool stale;          /* undamaged, but not the chosen one and not equal to it: will be refilled */
+        uint64_t end_pos;  /* DAMAGED: position of the frame that should have continued it */
+        int error;         /* read error, if that ended it */
+        uint64_t epoch;    /* of the last frame of the chain, 0 when there is none */
+        bool stale;        /* undamaged, but not the chosen one and not equal to it: will be refilled */
     } copy[HT_LOG_COPIES];
     unsigned chosen; /* the copy replayed */
     bool diverged;   /* both copies are whole, and neither continues the other */

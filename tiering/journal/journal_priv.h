@@ -61,8 +61,10 @@ struct ht_log_copy {
 /* The bytes from pos that are contiguous on the device, at most len and a piece; *out_offset: where. */
 uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset);
 
-/* Bytes of a copy from a position on, and a flush. */
+/* Bytes of a copy from a position on; durably: with a flush. */
+int ht_log_read_at(const struct ht_log_copy *c, uint64_t pos, uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
 int ht_log_write_at(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
+int ht_log_write_durably(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
 
 #define HT_LOG_READ_AHEAD 4u
 

@@ -51,7 +51,6 @@
 
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/lack.h"
 #include "tiering/io/gate.h"
 
 #define EMISSION_MARGIN_BYTES ((uint64_t)(32 * HT_KIB))

@@ -7,19 +7,6 @@
 
 #include "tiering/sys/mem.h"
 
-static int read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
-{
-    int rc = 0;
-
-    for (uint64_t at = 0; !rc && at < bytes;) {
-        uint64_t offset;
-        uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
-        rc = ht_dev_read(copy->dev, offset, mem + at, len);
-        at += len;
-    }
-    return rc;
-}
-
 /* ------------------------------------------------------------------ scrub */
 
 /*
@@ -66,7 +53,7 @@ static int inspect_copy(struct ht_journal *j, struct ht_log_scrub *c, struct ins
     int rc = ht_frame_mem_reserve(&c->mem_[i], HT_BLOCK_BYTES);
 
     if (!rc)
-        rc = read_at(&l->copy[i], c->pos_, c->mem_[i].data, HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_, c->mem_[i].data, HT_BLOCK_BYTES);
     if (rc)
         return rc;
     if (!ht_frame_decode_header(c->mem_[i].data, f) || !continues(j, c, f, l->end_pos))
@@ -74,7 +61,8 @@ static int inspect_copy(struct ht_journal *j, struct ht_log_scrub *c, struct ins
     uint64_t bytes = ht_frame_bytes(f->payload_len);
     rc = ht_frame_mem_reserve(&c->mem_[i], bytes);
     if (!rc && bytes > HT_BLOCK_BYTES)
-        rc = read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i].data + HT_BLOCK_BYTES, bytes - HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i].data + HT_BLOCK_BYTES,
+                            bytes - HT_BLOCK_BYTES);
     if (rc)
         return rc;
     return ht_frame_checksum_ok(c->mem_[i].data, f) && ht_frame_padding_ok(c->mem_[i].data, f) ? 0 : refuse(l, i);
@@ -125,7 +113,7 @@ static int repair(struct ht_journal *j, struct ht_log_scrub *c, const struct ins
     int rc = may_repair_locked(j, c, to);
     ht_mutex_unlock(ht_journal_lock(j));
     if (!rc)
-        rc = ht_log_write_at(&l->copy[to], c->pos_, c->mem_[from].data, bytes);
+        rc = ht_log_write_durably(&l->copy[to], c->pos_, c->mem_[from].data, bytes);
     ht_mutex_lock(ht_journal_lock(j));
     ht_journal_token_release_locked(j);
     ht_mutex_unlock(ht_journal_lock(j));
@@ -152,12 +140,6 @@ static void note_damage(struct ht_journal *j, struct ht_log_scrub *c, const stru
         out->copy[bad].repaired = repair(j, c, l, sound, bad) == 0;
 }
 
-/* Was the place that was read still part of the log? Only then the bytes prove anything about the copies. */
-static bool still_there(struct ht_journal *j, const struct ht_log_scrub *c)
-{
-    return ht_locked(ht_journal_lock(j), !moved_locked(j, c));
-}
-
 int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *c, struct ht_log_scrub_found *out)
 {
     struct inspect l = {.end_pos = 0};
@@ -175,8 +157,8 @@ int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *c, struct h
         if (!l.error[i])
             sound = i;
     }
-    if (!still_there(j, c))
-        return 1;
+    if (ht_locked(ht_journal_lock(j), moved_locked(j, c)))
+        return 1; /* the bytes that were read prove nothing about the copies */
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (l.error[i] && l.error[i] != -ENODEV)
             note_damage(j, c, &l, sound, i, out);
@@ -221,7 +203,7 @@ static int compare(struct cross_repair *m, const struct ht_frame *f)
 
     if (rc)
         return rc;
-    if (read_at(&m->copy[m->bad], f->pos, m->mem.data, bytes) || !ht_frame_decode_header(m->mem.data, &there) ||
+    if (ht_log_read_at(&m->copy[m->bad], f->pos, m->mem.data, bytes) || !ht_frame_decode_header(m->mem.data, &there) ||
         there.salt != f->salt || there.pos != f->pos || ht_frame_bytes(there.payload_len) > bytes ||
         !ht_frame_checksum_ok(m->mem.data, &there))
         return 0;
@@ -234,7 +216,8 @@ static int repair_frame(void *ctx, const struct ht_frame *f, const uint8_t *payl
     int rc = f->seq <= m->scan[m->bad].last_seq ? 1 : compare(m, f);
 
     if (rc == 0)
-        rc = ht_log_write_at(&m->copy[m->bad], f->pos, payload - HT_FRAME_HEADER_BYTES, ht_frame_bytes(f->payload_len));
+        rc = ht_log_write_durably(&m->copy[m->bad], f->pos, payload - HT_FRAME_HEADER_BYTES,
+                                  ht_frame_bytes(f->payload_len));
     else
         return rc < 0 ? rc : 0;
     m->written += rc == 0;

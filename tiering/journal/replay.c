@@ -197,7 +197,6 @@ static void fill_report(struct replay *r)
         r->report->known_seq = ht_max_u64(r->report->known_seq, highest_seq(s));
         if (s->state != HT_LOG_DAMAGED)
             continue;
-        r->report->copy[i].damage_pos = s->end_pos;
         struct ht_event_about about = {
             .device = ht_dev_name(r->copy[i].dev),
             .offset = r->copy[i].offset + s->end_pos % r->copy[i].log_bytes,

@@ -97,19 +97,14 @@ static int inspect(struct resyncing *r)
     return ht_locked(ht_journal_lock(r->j), inspect_locked(r));
 }
 
-static bool is_stopping(struct ht_journal *j)
-{
-    return ht_locked(ht_journal_lock(j), j->stopping);
-}
-
 /* An unmount waits for one request at most. */
 static int copy_frame(void *ctx, const struct ht_frame *f, const uint8_t *payload)
 {
     struct resyncing *r = ctx;
 
-    if (is_stopping(r->j))
+    if (ht_locked(ht_journal_lock(r->j), r->j->stopping))
         return -ECANCELED;
-    return ht_log_write_at(&r->to, f->pos, payload - HT_FRAME_HEADER_BYTES, ht_frame_bytes(f->payload_len));
+    return ht_log_write_durably(&r->to, f->pos, payload - HT_FRAME_HEADER_BYTES, ht_frame_bytes(f->payload_len));
 }
 
 /* Copies frames up to the last known end; perhaps more. */

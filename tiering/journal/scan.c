@@ -46,17 +46,36 @@ uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, u
     return (uint32_t)ht_min_u64(ht_min_u64(len, HT_LOG_PIECE_BYTES), c->log_bytes - place);
 }
 
-int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
+/* What would lie after the end of the region lies at its begin. */
+int ht_log_read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
-    uint64_t failures = ht_dev_flush_failures(copy->dev);
     int rc = 0;
 
-    for (uint64_t at = 0; !rc && at < bytes;) {
-        uint64_t offset;
+    for (uint64_t at = 0, offset; !rc && at < bytes;) {
+        uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
+        rc = ht_dev_read(copy->dev, offset, mem + at, len);
+        at += len;
+    }
+    return rc;
+}
+
+int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
+{
+    int rc = 0;
+
+    for (uint64_t at = 0, offset; !rc && at < bytes;) {
         uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
         rc = ht_dev_write(copy->dev, offset, mem + at, len);
         at += len;
     }
+    return rc;
+}
+
+int ht_log_write_durably(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
+{
+    uint64_t failures = ht_dev_flush_failures(copy->dev);
+    int rc = ht_log_write_at(copy, pos, mem, bytes);
+
     return rc ? rc : ht_dev_flush_since(copy->dev, failures);
 }
 
@@ -122,14 +141,6 @@ static void reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy,
     r->head = r->count = 0;
 }
 
-static int read_block_alone(struct ht_log_reader *r, uint64_t pos, uint8_t *buf)
-{
-    uint64_t offset;
-
-    (void)ht_log_piece(r->copy, pos, HT_BLOCK_BYTES, &offset);
-    return ht_dev_read(r->copy->dev, offset, buf, HT_BLOCK_BYTES);
-}
-
 /*
  * The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read.
  */
@@ -145,7 +156,7 @@ static const uint8_t *reader_block(struct ht_log_reader *r, uint64_t pos, int *o
         int rc = ht_ring_wait(r->ring, io);
         if (at < io->len) {
             uint8_t *block = r->piece[r->head].buf + at;
-            *out_error = rc ? read_block_alone(r, pos, block) : 0;
+            *out_error = rc ? ht_log_read_at(r->copy, pos, block, HT_BLOCK_BYTES) : 0; /* alone */
             return *out_error ? NULL : block;
         }
         r->head = (r->head + 1) % HT_LOG_READ_AHEAD;
@@ -307,11 +318,10 @@ static int verify_later(struct ht_log_scanner *sc, const struct ht_log_copy *cop
         int rc = make_room(&sc->frame, f, at, &next);
         if (rc <= 0)
             return rc;
-        uint64_t offset;
-        uint32_t len = ht_log_piece(copy, f->pos + at, ht_min_u64(bytes, sc->frame.cap) - at, &offset);
-        if (ht_dev_read(copy->dev, offset, sc->frame.data + at, len))
+        uint64_t end = ht_min_u64(bytes, sc->frame.cap);
+        if (ht_log_read_at(copy, f->pos + at, sc->frame.data + at, end - at))
             return 0;
-        at += len;
+        at = end;
     }
     struct ht_frame again;
     return ht_frame_decode_header(sc->frame.data, &again) && memcmp(&again, f, sizeof(again)) == 0 &&

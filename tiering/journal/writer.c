@@ -327,29 +327,23 @@ void ht_journal_write_next_locked(struct ht_journal *j)
 
 static int copy_range(struct ht_journal *j, unsigned from, unsigned to, uint64_t pos, uint64_t end_pos)
 {
-    while (pos < end_pos) {
-        uint64_t source, target;
-        uint32_t len = ht_log_piece(&j->copy[from], pos, end_pos - pos, &source);
-        (void)ht_log_piece(&j->copy[to], pos, len, &target);
-        int rc = ht_dev_read(j->copy[from].dev, source, j->piece, len);
+    int rc = 0;
+
+    for (uint64_t len; rc == 0 && pos < end_pos; pos += len) {
+        len = ht_min_u64(end_pos - pos, HT_LOG_PIECE_BYTES);
+        rc = ht_log_read_at(&j->copy[from], pos, j->piece, len);
         if (rc == 0)
-            rc = ht_dev_write(j->copy[to].dev, target, j->piece, len);
-        if (rc)
-            return rc;
-        pos += len;
+            rc = ht_log_write_at(&j->copy[to], pos, j->piece, len);
     }
-    return 0;
+    return rc;
 }
 
 int ht_journal_cut_behind(struct ht_journal *j, const struct ht_log_copy *to, uint64_t start_pos, uint64_t end_pos)
 {
-    uint64_t offset;
-
     if (end_pos - start_pos >= j->log_bytes)
         return 0;
     memset(j->piece, 0, HT_BLOCK_BYTES);
-    (void)ht_log_piece(to, end_pos, HT_BLOCK_BYTES, &offset);
-    return ht_dev_write(to->dev, offset, j->piece, HT_BLOCK_BYTES);
+    return ht_log_write_at(to, end_pos, j->piece, HT_BLOCK_BYTES);
 }
 
 void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos)

@@ -2,7 +2,6 @@
 /* chunk_table.c - the table of an object's chunks: a radix tree, whose leaves exist while they are in use. */
 
 #include "tiering/base/event.h"
-#include "tiering/base/lack.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 

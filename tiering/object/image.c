@@ -31,11 +31,11 @@ int ht_store_find_nodes(struct ht_store *s)
         ht_nodes_add(&s->numa.nodes, asked, 1);
     for (unsigned i = 0; asked == HT_NUMA_AUTO && i < s->dev_count; i++)
         if (s->dev[i] && s->layout.device_class[i] == HT_DEVICE_FAST)
-            ht_nodes_add(&s->numa.nodes, ht_dev_numa_node(s->dev[i]), s->layout.device_bytes[i]);
+            ht_nodes_add(&s->numa.nodes, ht_dev_facts(s->dev[i])->numa_node, s->layout.device_bytes[i]);
     for (unsigned i = 0; i < s->dev_count; i++) {
         s->numa.index[i] = HT_NUMA_INDEX_ANY;
         if (s->numa.nodes.count > 1 && s->dev[i]) {
-            s->numa.index[i] = (int8_t)ht_nodes_find(&s->numa.nodes, ht_dev_numa_node(s->dev[i]));
+            s->numa.index[i] = (int8_t)ht_nodes_find(&s->numa.nodes, ht_dev_facts(s->dev[i])->numa_node);
             if (s->layout.device_class[i] == HT_DEVICE_FAST)
                 ht_nodes_add(&s->numa.turns, (int)i, s->layout.device_bytes[i]);
         }

@@ -13,7 +13,6 @@
 #include "tiering/object/space.h"
 #include "tiering/base/activity.h"
 #include "tiering/base/event.h"
-#include "tiering/base/lack.h"
 #include "tiering/api/object.h"
 #include "tiering/object/context.h"
 

@@ -57,7 +57,7 @@ struct ht_remote {
         bool is_looked_at, is_to_look; /* the vault showed that it is the right one; it is to show that without a get */
         enum lack lack;                /* as far as anybody knows */
         int start_error;               /* of the last start */
-        struct ht_remote_get *first, **last;        /* begun and not ended, oldest first */
+        struct ht_list gets;           /* begun and not ended, oldest first */
         struct slot slots[HT_REMOTE_SLOTS_MAX + 1]; /* the one after those of the configuration is for probes */
         uint64_t answered_ns, not_before_ns, restart_ns, probe_at_ns;
         struct ht_remote_state state;
@@ -100,7 +100,7 @@ static void finish(struct ht_remote *r, struct ht_remote_get *g, int rc) HT_REQU
 
 static void finish_queued(struct ht_remote *r, int rc) HT_REQUIRES(HT_LOCK_REMOTE)
 {
-    for (struct ht_remote_get *g = r->first; g; g = g->next)
+    ht_list_for_each_entry(g, &r->gets, struct ht_remote_get, link)
         if (g->state == QUEUED)
             finish(r, g, rc);
 }
@@ -270,7 +270,7 @@ static bool slot_is_free(const struct ht_remote *r, uint32_t *out_slot) HT_REQUI
 
 static bool has_queued(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
 {
-    for (const struct ht_remote_get *g = r->first; g; g = g->next)
+    ht_list_for_each_entry(g, &r->gets, const struct ht_remote_get, link)
         if (g->state == QUEUED)
             return true;
     return false;
@@ -288,9 +288,12 @@ static int ask_what_is_due(struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_LOC
     int rc = 0;
 
     for (int ahead = 0; ahead < 2 && r->is_looked_at; ahead++)
-        for (struct ht_remote_get *g = r->first; g && !rc && slot_is_free(r, &slot); g = g->next)
+        ht_list_for_each_entry(g, &r->gets, struct ht_remote_get, link) {
+            if (rc || !slot_is_free(r, &slot))
+                break;
             if (g->state == QUEUED && g->is_ahead == (ahead == 1) && g->not_before_ns <= now)
                 rc = ask(r, slot, g, now);
+        }
     if (!rc && has_to_look(r) && r->probe_at_ns <= now && !r->slots[r->config.slots].is_taken) {
         r->probe_at_ns = now + PROBE_S * SECOND;
         rc = ask(r, r->config.slots, NULL, now);
@@ -400,7 +403,7 @@ static uint64_t next_ns(const struct ht_remote *r, uint64_t now) HT_REQUIRES(HT_
 {
     uint64_t at = UINT64_MAX;
 
-    for (const struct ht_remote_get *g = r->first; g; g = g->next)
+    ht_list_for_each_entry(g, &r->gets, const struct ht_remote_get, link)
         if (g->state != DONE) {
             at = ht_min_u64(at, g->begun_ns + timeout_ns(r));
             if (g->state == QUEUED && g->not_before_ns > now)
@@ -475,7 +478,7 @@ static void *remote_main(void *arg)
             if (r->program.pid)
                 continue;
         }
-        for (struct ht_remote_get *g = r->first; g; g = g->next)
+        ht_list_for_each_entry(g, &r->gets, struct ht_remote_get, link)
             if ((g->state == QUEUED || g->state == SENT) && g->begun_ns + timeout_ns(r) <= now)
                 give_up(r, g, -ETIMEDOUT);
         wait_for_more(r);
@@ -518,7 +521,7 @@ static bool ahead_is_full(const struct ht_remote *r) HT_REQUIRES(HT_LOCK_REMOTE)
 {
     unsigned busy = 0;
 
-    for (const struct ht_remote_get *g = r->first; g; g = g->next)
+    ht_list_for_each_entry(g, &r->gets, const struct ht_remote_get, link)
         busy += g->state != DONE;
     return busy >= (r->config.slots + 1) / 2;
 }
@@ -552,9 +555,7 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *g)
         g->slot = 0;
         g->begun_ns = now;
         g->not_before_ns = 0;
-        g->next = NULL;
-        *r->last = g;
-        r->last = &g->next;
+        ht_list_add_tail(&r->gets, &g->link);
     }
     ht_mutex_unlock(remote_lock(r));
     if (!rc)
@@ -562,18 +563,7 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *g)
     return rc;
 }
 
-static void unlink_get(struct ht_remote *r, struct ht_remote_get *g) HT_REQUIRES(HT_LOCK_REMOTE)
-{
-    struct ht_remote_get **at = &r->first;
-
-    while (*at != g)
-        at = &(*at)->next;
-    *at = g->next;
-    if (!g->next)
-        r->last = at;
-}
-
-int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
+int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g, ht_remote_stop *stop, void *ctx)
 {
     ht_mutex_lock(remote_lock(r));
     uint64_t end_ns = g->begun_ns + timeout_ns(r);
@@ -590,15 +580,10 @@ int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *g, ht_remot
             wake_thread(r); /* for the probe */
         }
     }
-    unlink_get(r, g);
+    ht_list_del(&g->link);
     int rc = g->rc;
     ht_mutex_unlock(remote_lock(r));
     return rc;
-}
-
-int ht_remote_end(struct ht_remote *r, struct ht_remote_get *g)
-{
-    return ht_remote_end_or_stop(r, g, NULL, NULL);
 }
 
 void ht_remote_look(struct ht_remote *r)
@@ -663,7 +648,7 @@ int ht_remote_new(const struct ht_remote_config *config, struct ht_remote **out_
     ht_mutex_init(&r->lock, HT_LOCK_REMOTE);
     ht_cond_init(&r->changed);
     r->users = 1;
-    r->last = &r->first;
+    ht_list_init(&r->gets);
     r->restart_ns = SECOND;
     *out_remote = r;
     return 0;
@@ -676,7 +661,7 @@ void ht_remote_free(struct ht_remote *r)
     if (!r)
         return;
     ht_mutex_lock(remote_lock(r));
-    assert(!r->first);
+    assert(ht_list_empty(&r->gets));
     r->is_ending = true;
     wake_thread(r);
     while (r->has_thread && !r->has_ended && ht_now_ns() < end_ns)

@@ -25,7 +25,7 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
+#include "tiering/base/list.h"
 #include <hitrain/format.h>
 
 enum {
@@ -58,7 +58,7 @@ struct ht_remote_get {
     bool is_doubted; /* it was missing once */
     uint32_t slot;
     uint64_t begun_ns, not_before_ns;
-    struct ht_remote_get *next;
+    struct ht_list link;
 };
 
 /* The range that a reference names by a block of device HT_DEVICE_VAULT. */
@@ -103,13 +103,10 @@ int ht_remote_begin(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHEC
 /*
  * Waits until its deadline, which the timeout after its begin is. 0: all bytes are in get->to. -ETIMEDOUT; -ENOENT: no
  * such segment; -ENODATA: it ends before the range does; -ENXIO: the vault is not there; -EIO: the program says another
- * error (ht_remote_state).
+ * error (ht_remote_state); -EINTR: stop (NULL: nobody), which is asked all the time and takes no lock, said so.
  */
-int ht_remote_end(struct ht_remote *r, struct ht_remote_get *get) HT_MUST_CHECK;
-/* The same; -EINTR: stop (NULL: nobody), which is asked all the time and takes no lock, said so. */
 typedef bool ht_remote_stop(void *ctx);
-int ht_remote_end_or_stop(struct ht_remote *r, struct ht_remote_get *get, ht_remote_stop *stop,
-                          void *ctx) HT_MUST_CHECK;
+int ht_remote_end(struct ht_remote *r, struct ht_remote_get *get, ht_remote_stop *stop, void *ctx) HT_MUST_CHECK;
 
 /* Looks for the vault soon, and waits for nothing. */
 void ht_remote_look(struct ht_remote *r);

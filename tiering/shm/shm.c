@@ -442,18 +442,11 @@ bool ht_shm_try_free(struct ht_obj *o)
 
 /* ----------------------------------------------------------------- abort */
 
-void ht_shm_touch(struct ht_store *s, uint64_t scope)
+void ht_shm_for_each_stored(struct ht_store *s, uint64_t scope, void (*fn)(struct ht_obj *o))
 {
     ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
         if (h->obj->extra->may_be_dirty && h->obj->scope->id == scope)
-            ht_obj_touch(h->obj);
-}
-
-void ht_shm_note_stores(struct ht_store *s, uint64_t scope)
-{
-    ht_list_for_each_entry(h, &s->shm->all, struct ht_shm, link)
-        if (h->obj->extra->may_be_dirty && h->obj->scope->id == scope)
-            ht_obj_note_stores(h->obj);
+            fn(h->obj);
 }
 
 /* An object that is not in shared memory any more has nothing to restore. */

@@ -27,10 +27,9 @@ int ht_shm_grow(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE) HT_
 void ht_shm_regrow(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 /* As large as the object, which was made smaller. Of any object; may release the lock. */
 void ht_shm_trim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
-/* Puts all objects of the scope that may have been changed unseen onto its list. */
-void ht_shm_touch(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
-/* Counts an edit for each object of the scope into which programs may store (ht_scope_edits). */
-void ht_shm_note_stores(struct ht_store *s, uint64_t scope) HT_REQUIRES(HT_LOCK_STORE);
+/* All objects of the scope that may have been changed unseen; fn does not release the lock. */
+void ht_shm_for_each_stored(struct ht_store *s, uint64_t scope, void (*fn)(struct ht_obj *o))
+    HT_REQUIRES(HT_LOCK_STORE);
 /* Of any object: frees the memory, which holds no images. */
 void ht_shm_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
 

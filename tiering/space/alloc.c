@@ -12,8 +12,7 @@
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
  */
 #include "tiering/base/fault.h"
-#include "tiering/base/lack.h"
-#include "tiering/space/alloc_priv.h"
+#include "tiering/space/space_map.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
 #define DISCARD_BLOCKS 64u                   /* but so many, if no whole group is among them */
@@ -189,16 +188,12 @@ void ht_alloc_fix(struct ht_alloc *a, const struct ht_extent *e)
 
 /* ----------------------------------------------------------- groups */
 
-static_assert((int)HT_ALLOC_GROUP_BLOCKS == (int)HT_GROUP_BLOCKS, "a group is the unit of the maps");
-static_assert((int)HT_ALLOC_SPARSE_TAKEN_MAX == (int)HT_SPARSE_TAKEN_MAX, "sparse groups of the maps");
-static_assert(HT_ALLOC_NO_GROUP == HT_NO_GROUP, "no group of the maps");
-
 uint64_t ht_alloc_sparse_groups(const struct ht_alloc *a)
 {
     uint64_t groups = 0;
 
     for (unsigned i = 0; i < a->device_count; i++)
-        groups += a->device[i].offline ? 0 : ht_space_map_sparse(&a->device[i].map);
+        groups += a->device[i].offline ? 0 : a->device[i].map.index.count[HT_FREE_SPARSE];
     return groups;
 }
 
@@ -213,7 +208,7 @@ uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_
 {
     const struct ht_alloc_map *d = &a->device[device];
 
-    return d->offline ? HT_ALLOC_NO_GROUP : ht_space_map_next_sparse(&d->map, from);
+    return d->offline ? HT_NO_GROUP : ht_free_index_next(&d->map.index, HT_FREE_SPARSE, from);
 }
 
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group)
@@ -227,7 +222,7 @@ unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_
 
 void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    ht_space_map_close(&a->device[device].map, group);
+    ht_space_map_set_closed(&a->device[device].map, group, true);
 }
 
 bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_t group)
@@ -237,7 +232,8 @@ bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_
 
 void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    ht_space_map_open(&a->device[device].map, group);
+    if (ht_alloc_is_closed_group(a, device, group))
+        ht_space_map_set_closed(&a->device[device].map, group, false);
 }
 
 /* ------------------------------------------------------- accounting */

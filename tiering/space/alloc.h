@@ -126,14 +126,14 @@ uint64_t ht_alloc_discarding(const struct ht_alloc *a, bool awaited);
  * Groups of HT_GROUP_BLOCKS blocks, and the taken blocks of one. Sparse groups lie wholly on the device, and some of
  * their blocks are taken, but at most so many: compaction empties them.
  */
-enum { HT_ALLOC_GROUP_BLOCKS = 256, HT_ALLOC_SPARSE_TAKEN_MAX = 64 };
-#define HT_ALLOC_NO_GROUP UINT64_MAX
+enum { HT_GROUP_BLOCKS = 256, HT_SPARSE_TAKEN_MAX = 64 };
+#define HT_NO_GROUP UINT64_MAX
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group);
 /* How many on all devices. */
 uint64_t ht_alloc_sparse_groups(const struct ht_alloc *a);
 /* Is a good part of the free space in broken groups, of which some are sparse? */
 bool ht_alloc_wants_compaction(const struct ht_alloc *a);
-/* The first one of a device at or after this group, or HT_ALLOC_NO_GROUP. */
+/* The first one of a device at or after this group, or HT_NO_GROUP. */
 uint64_t ht_alloc_next_sparse(const struct ht_alloc *a, unsigned device, uint64_t from);
 /*
  * From now on nothing is allocated in the group. Its free blocks stay free and available: when the device has no other

@@ -28,7 +28,7 @@ static uint64_t place_of(const struct ht_dev *dev)
     } here;
 
     ht_host_ids(here.host, here.boot);
-    here.place = ht_dev_place(dev);
+    here.place = ht_dev_facts(dev)->place;
     return ht_hash64(here.boot, sizeof(here) - sizeof(here.host), 0);
 }
 
@@ -43,7 +43,7 @@ static bool read_copy(const struct ht_super *sb, struct ht_dev *dev, unsigned co
 static bool may_live(const struct ht_super *have, const struct ht_dev *dev)
 {
     return have->writer && have->writer_place != place_of(dev) &&
-        !((have->writer_flags & HT_WRITER_LOCAL) && ht_dev_is_local(dev));
+        !((have->writer_flags & HT_WRITER_LOCAL) && ht_dev_facts(dev)->local);
 }
 
 static bool owner_may_live(const struct one *o)
@@ -89,7 +89,7 @@ static int write_copy(const struct one *o, uint64_t nonce, unsigned copy)
 
     with.writer = nonce;
     with.writer_place = place_of(o->dev);
-    with.writer_flags = HT_WRITER_KNOWN | (ht_dev_is_local(o->dev) ? HT_WRITER_LOCAL : 0);
+    with.writer_flags = HT_WRITER_KNOWN | (ht_dev_facts(o->dev)->local ? HT_WRITER_LOCAL : 0);
     return ht_super_rewrite(&with, o->dev, copy);
 }
 
@@ -175,7 +175,7 @@ static struct ht_claim *new_claim(struct ht_dev *const devs[], unsigned count)
     for (unsigned i = 0; i < count; i++) {
         struct one *o = &c->one[c->count];
         struct ht_super_report report;
-        if (!devs[i] || ht_dev_rdonly(devs[i]) || ht_super_read(devs[i], &o->before, &report) != 0)
+        if (!devs[i] || ht_dev_facts(devs[i])->rdonly || ht_super_read(devs[i], &o->before, &report) != 0)
             continue;
         c->one[c->count++].dev = devs[i];
         for (unsigned copy = 0; copy < COPY_X; copy++)
@@ -205,7 +205,7 @@ static void own(struct ht_claim *c, struct ht_super *sb)
         if (!o->dev)
             continue;
         sb->claimed |= 1u << index;
-        sb->local |= (uint32_t)ht_dev_is_local(o->dev) << index;
+        sb->local |= (uint32_t)ht_dev_facts(o->dev)->local << index;
         sb->places[index] = place_of(o->dev);
     }
 }

@@ -97,11 +97,6 @@ void ht_free_index_destroy(struct ht_free_index *x)
     *x = (struct ht_free_index){0};
 }
 
-uint64_t ht_free_index_word_bytes(void)
-{
-    return 64 * sizeof(uint16_t) + HT_FREE_BITMAPS * sizeof(uint64_t);
-}
-
 /* -------------------------------------------------------------- groups */
 
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group)
@@ -153,13 +148,6 @@ uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint6
         at = at / 64 + 1;
     }
     return HT_NO_GROUP;
-}
-
-uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from)
-{
-    uint64_t group = ht_free_index_next(x, class, from);
-
-    return group == HT_NO_GROUP ? ht_free_index_next(x, class, 0) : group;
 }
 
 void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group)

@@ -291,7 +291,7 @@ void ht_space_map_destroy(struct ht_space_map *m)
 
 uint64_t ht_space_map_bytes(const struct ht_space_map *m)
 {
-    uint64_t page = PAGE_GROUPS * GROUP_WORDS * sizeof(*m->taken) + PAGE_GROUPS / 64 * ht_free_index_word_bytes();
+    uint64_t page = PAGE_GROUPS * GROUP_WORDS * sizeof(*m->taken) + PAGE_GROUPS / 64 * HT_FREE_WORD_BYTES;
 
     return m->pages_touched * page;
 }
@@ -344,8 +344,10 @@ static bool take_run(struct ht_space_map *m, struct ht_run run, uint32_t blocks,
 
 static bool take_whole_group(struct ht_space_map *m, struct ht_run *out)
 {
-    uint64_t group = ht_free_index_around(&m->index, HT_FREE_WHOLE, m->whole_next);
+    uint64_t group = ht_free_index_next(&m->index, HT_FREE_WHOLE, m->whole_next);
 
+    if (group == HT_NO_GROUP)
+        group = ht_free_index_next(&m->index, HT_FREE_WHOLE, 0);
     if (group == HT_NO_GROUP)
         return false;
     m->whole_next = (group + 1) % m->groups;
@@ -495,32 +497,11 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
 
 /* ---------------------------------------------------- closed groups */
 
-uint64_t ht_space_map_next_sparse(const struct ht_space_map *m, uint64_t from)
-{
-    return ht_free_index_next(&m->index, HT_FREE_SPARSE, from);
-}
-
-uint64_t ht_space_map_sparse(const struct ht_space_map *m)
-{
-    return m->index.count[HT_FREE_SPARSE];
-}
-
-static void set_closed(struct ht_space_map *m, uint64_t group, bool closed)
-{
-    ht_free_index_note(&m->index, HT_FREE_CLOSED, group, closed);
-    index_blocks(m, group * HT_GROUP_BLOCKS, (group + 1) * HT_GROUP_BLOCKS, true);
-}
-
-void ht_space_map_close(struct ht_space_map *m, uint64_t group)
+void ht_space_map_set_closed(struct ht_space_map *m, uint64_t group, bool closed)
 {
     assert(group < m->groups && !m->index_deferred);
-    set_closed(m, group, true);
-}
-
-void ht_space_map_open(struct ht_space_map *m, uint64_t group)
-{
-    if (ht_free_index_has(&m->index, HT_FREE_CLOSED, group))
-        set_closed(m, group, false);
+    ht_free_index_note(&m->index, HT_FREE_CLOSED, group, closed);
+    index_blocks(m, group * HT_GROUP_BLOCKS, (group + 1) * HT_GROUP_BLOCKS, true);
 }
 
 bool ht_space_map_open_all(struct ht_space_map *m)
@@ -528,7 +509,7 @@ bool ht_space_map_open_all(struct ht_space_map *m)
     if (!m->index.count[HT_FREE_CLOSED])
         return false;
     while (m->index.count[HT_FREE_CLOSED])
-        set_closed(m, ht_free_index_next(&m->index, HT_FREE_CLOSED, 0), false);
+        ht_space_map_set_closed(m, ht_free_index_next(&m->index, HT_FREE_CLOSED, 0), false);
     return true;
 }
 

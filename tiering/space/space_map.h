@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * space_map.h - which blocks of one device are free, and where a request finds its blocks.
+ * space_map.h - inside space/: which blocks of one device are free, and where a request finds its blocks; and the space
+ * of all devices, for alloc.c and for tests that verify it.
  *
  *   taken    one bit per block, in groups of 256 (1 MiB); bits beyond the end of the device are set
  *   index    the groups by the longest free run that begins in them (free_index.c)
@@ -31,7 +32,7 @@
  */
 #pragma once
 
-#include "tiering/base/base.h"
+#include "tiering/space/alloc.h"
 
 /* ------------------------------------------------------------------ index */
 
@@ -48,7 +49,6 @@
  * ever in use.
  */
 enum {
-    HT_GROUP_BLOCKS = 256,
     HT_FREE_LARGEST = 27, /* class of runs of HT_GROUP_BLOCKS */
     HT_FREE_WHOLE,        /* class of groups that are free as a whole */
     HT_FREE_CLASSES,
@@ -60,7 +60,8 @@ enum {
     HT_FREE_BITMAPS,
     HT_FREE_LEVELS_MAX = 8,
 };
-#define HT_NO_GROUP UINT64_MAX
+/* Memory for each 64 groups, without the summaries. */
+#define HT_FREE_WORD_BYTES (64 * sizeof(uint16_t) + HT_FREE_BITMAPS * sizeof(uint64_t))
 
 struct ht_free_index {
     uint64_t groups;
@@ -74,8 +75,6 @@ struct ht_free_index {
 /* All groups are whole. -ENOMEM */
 int ht_free_index_init(struct ht_free_index *x, uint64_t groups) HT_MUST_CHECK;
 void ht_free_index_destroy(struct ht_free_index *x);
-/* Memory for each 64 groups, without the summaries. */
-uint64_t ht_free_index_word_bytes(void);
 
 /* The class of runs of this length, 1 to HT_GROUP_BLOCKS; the shortest run of a class. */
 unsigned ht_free_class_of(unsigned blocks);
@@ -91,9 +90,8 @@ unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
 /* The group is, or is not, in HT_FREE_FREED, HT_FREE_CLOSED, HT_FREE_SPARSE or HT_FREE_FIXED. */
 void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in);
-/* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
+/* The first group of the class at or after from, or HT_NO_GROUP. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
-uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);
 /* Prefetches what a change of this group of the class touches, and finding the next groups. */
 void ht_free_index_prefetch(const struct ht_free_index *x, unsigned class, uint64_t group);
 /* The last group of the class, or HT_NO_GROUP. */
@@ -145,17 +143,11 @@ bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *o
  */
 unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
 
-/* The first sparse group at or after this one, or HT_NO_GROUP; how many there are. */
-enum { HT_SPARSE_TAKEN_MAX = 64 };
-uint64_t ht_space_map_next_sparse(const struct ht_space_map *m, uint64_t from);
-uint64_t ht_space_map_sparse(const struct ht_space_map *m);
-
 /* These blocks stay taken, and their groups are never sparse. */
 void ht_space_map_fix(struct ht_space_map *m, uint64_t block, uint64_t count);
 
-/* Closes a group, or opens it. */
-void ht_space_map_close(struct ht_space_map *m, uint64_t group);
-void ht_space_map_open(struct ht_space_map *m, uint64_t group);
+/* Closes a group, or opens a closed one. */
+void ht_space_map_set_closed(struct ht_space_map *m, uint64_t group, bool closed);
 /* False: none was closed. */
 bool ht_space_map_open_all(struct ht_space_map *m);
 
@@ -173,3 +165,22 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
 
 /* tests: asserts that bits, index and counts agree. Returns the free blocks. */
 uint64_t ht_space_map_verify(const struct ht_space_map *m);
+
+/* ------------------------------------------------------------ all devices */
+
+struct ht_alloc_map {
+    struct ht_space_map map;
+    uint64_t bad_blocks;
+    uint64_t discarding; /* blocks that are taken while the device forgets them */
+    uint64_t deferred;   /* blocks that are pending_free otherwise */
+    bool offline, failing, capacity;
+    uint32_t share;    /* as in struct ht_place_device */
+    int64_t credit[2]; /* of new content, of rewritten content: a lot of one would hide what the other owes */
+};
+
+struct ht_alloc {
+    unsigned device_count;
+    uint64_t total, free_blocks, pending_free, reserved;
+    bool notes_freed;
+    struct ht_alloc_map device[HT_DEVICES_MAX];
+};

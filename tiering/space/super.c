@@ -41,25 +41,14 @@ static bool leaves_room(const struct ht_super *sb)
     return most < HT_SUPER_COUNTER_MAX / 2;
 }
 
-static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb, bool *out_io_error)
+enum ht_super_problem ht_super_read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb)
 {
     uint8_t room[ROOM_BYTES], *block = aligned_block(room);
 
-    if (ht_dev_size(dev) < offset + HT_BLOCK_BYTES)
+    if (ht_dev_size(dev) < offset + HT_BLOCK_BYTES || ht_dev_read(dev, offset, block, HT_BLOCK_BYTES))
         return HT_SUPER_UNREADABLE;
-    if (ht_dev_read(dev, offset, block, HT_BLOCK_BYTES)) {
-        *out_io_error = true;
-        return HT_SUPER_UNREADABLE;
-    }
     enum ht_super_problem problem = ht_super_decode(block, out_sb);
     return problem == HT_SUPER_OK && !leaves_room(out_sb) ? HT_SUPER_BAD_FIELD : problem;
-}
-
-enum ht_super_problem ht_super_read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb)
-{
-    bool io_error;
-
-    return read_copy(dev, offset, out_sb, &io_error);
 }
 
 /* No valid copy was found: returns the most specific reason. */
@@ -92,7 +81,9 @@ int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_r
         out_report->copy[i] = HT_SUPER_UNREADABLE;
         if (bytes < HT_BLOCK_BYTES)
             continue;
-        out_report->copy[i] = read_copy(dev, ht_super_offset(bytes, i), &sb, &io_error);
+        uint64_t at = ht_super_offset(bytes, i);
+        out_report->copy[i] = ht_super_read_copy(dev, at, &sb);
+        io_error |= out_report->copy[i] == HT_SUPER_UNREADABLE && size >= at + HT_BLOCK_BYTES;
         if (out_report->copy[i] != HT_SUPER_OK)
             continue;
         out_report->generation[i] = sb.generation;

@@ -21,21 +21,16 @@ struct range {
 
 const char *ht_super_problem_text(enum ht_super_problem p)
 {
-    switch (p) {
-    case HT_SUPER_OK:
-        return "valid";
-    case HT_SUPER_UNREADABLE:
-        return "cannot be read";
-    case HT_SUPER_NO_MAGIC:
-        return "not a hitrain superblock";
-    case HT_SUPER_BAD_CHECKSUM:
-        return "checksum does not match";
-    case HT_SUPER_BAD_VERSION:
-        return "unknown format version or feature";
-    case HT_SUPER_BAD_FIELD:
-        return "a field is out of bounds";
-    }
-    return "unknown problem";
+    static const char *const texts[] = {
+        [HT_SUPER_OK] = "valid",
+        [HT_SUPER_UNREADABLE] = "cannot be read",
+        [HT_SUPER_NO_MAGIC] = "not a hitrain superblock",
+        [HT_SUPER_BAD_CHECKSUM] = "checksum does not match",
+        [HT_SUPER_BAD_VERSION] = "unknown format version or feature",
+        [HT_SUPER_BAD_FIELD] = "a field is out of bounds",
+    };
+
+    return texts[p];
 }
 
 const char *ht_device_class_word(unsigned device_class)

@@ -376,7 +376,7 @@ int ht_batch_pin_wait(struct ht_batch_pin *l)
             ht_obj_count_miss(lc->obj);
             ht_obj_count_read(lc->obj, &p->io.ref);
             if (lc->consumed)
-                ht_passing_note_read_back(&s->own->passing, lc->len);
+                s->own->passing.read_back_bytes += lc->len;
         }
         if (lc->staged || lc->mode == HT_BATCH_PIN_OVERWRITE || p->filled)
             continue;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stats.c - figures, and the walk over references for fsck. */
 
-#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/io/rings.h"
 #include "tiering/cache/staging.h"
@@ -49,7 +48,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     *out = s->counts;
     ht_endurance_stats(s, out);
     out->locked_bytes = locked_bytes(s);
-    out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - ht_store_all_fixed_bytes(s);
+    out->total_bytes = ht_store_data_bytes(s);
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;

@@ -4,7 +4,6 @@
 #include "tiering/api/cold.h"
 #include "tiering/api/object.h"
 #include "tiering/api/tx.h"
-#include "tiering/base/lack.h"
 #include "tiering/codec/codec.h"
 #include "tiering/object/context.h"
 #include "tiering/object/space.h"

@@ -19,8 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tiering/base/files.h"
-
 #define SECTOR_BYTES 512u /* of sysfs */
 enum { ANSWER_S = 3 };    /* of the file system of another loop device's file */
 

@@ -10,7 +10,6 @@
 #include "tiering/sys/holder.h"
 #include "tiering/sys/mounts.h"
 #include "tiering/sys/nvme_namespace.h"
-#include "tiering/base/files.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -161,14 +161,14 @@ int ht_mount_named(const char *source, struct ht_mount_entry *out)
 
 /* -------------------------------------------------------------- other questions */
 
-static int match_id(const void *what, const struct ht_mount_entry *m)
+/* By its number, else by its file system. */
+static int match_path(const void *what, const struct ht_mount_entry *m)
 {
-    return m->id == *(const uint64_t *)what;
-}
+    const struct statx *st = what;
 
-static int match_device(const void *what, const struct ht_mount_entry *m)
-{
-    return makedev(m->major, m->minor) == *(const dev_t *)what;
+    if ((st->stx_mask & STATX_MNT_ID) && m->id == st->stx_mnt_id)
+        return 2;
+    return m->major == st->stx_dev_major && m->minor == st->stx_dev_minor;
 }
 
 int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
@@ -177,10 +177,7 @@ int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
 
     if (statx(AT_FDCWD, path, 0, STATX_BASIC_STATS | STATX_MNT_ID, &st) != 0)
         return -errno;
-    uint64_t id = st.stx_mnt_id;
-    dev_t device = makedev(st.stx_dev_major, st.stx_dev_minor);
-    int rc = st.stx_mask & STATX_MNT_ID ? ht_mount_find(HT_MOUNTS_HERE, match_id, &id, out) : -ENOENT;
-    return rc == -ENOENT ? ht_mount_find(HT_MOUNTS_HERE, match_device, &device, out) : rc;
+    return ht_mount_find(HT_MOUNTS_HERE, match_path, &st, out);
 }
 
 static int match_point(const void *what, const struct ht_mount_entry *m)

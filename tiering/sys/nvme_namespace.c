@@ -6,8 +6,6 @@
 
 #include <sys/sysmacros.h>
 
-#include "tiering/base/files.h"
-
 #define CLASS "nvme-generic"
 
 bool ht_nvme_namespace_is(const struct stat *st)

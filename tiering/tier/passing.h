@@ -23,7 +23,7 @@ struct ht_passing {
     uint64_t least_bytes, most_bytes; /* room for what passes; fixed */
     uint64_t part_bytes;              /* a change is at least so large */
     uint64_t bytes;                   /* now */
-    uint64_t read_back_bytes;         /* of gradients, in this step */
+    uint64_t read_back_bytes;         /* that updates read of gradients from devices, in this step: the owner counts */
     uint64_t trial_bytes;             /* the room before the trial */
     uint64_t trial_read_back_bytes;   /* in the step before it */
     bool trial, settling;
@@ -35,11 +35,6 @@ enum { HT_PASSING_PATIENCE = 8, HT_PASSING_PATIENCE_MAX = 512 };
 
 /* For a tier in which what passes has least_bytes at first. */
 void ht_passing_init(struct ht_passing *p, uint64_t tier_bytes, uint64_t least_bytes);
-/* An update reads so many bytes of a gradient that a device has. */
-static inline void ht_passing_note_read_back(struct ht_passing *p, uint64_t bytes)
-{
-    p->read_back_bytes += bytes;
-}
 /*
  * A step has ended. waits: its gradients wait for the end of the step, in the protected set: then the room is as at
  * first. True: the room has changed.

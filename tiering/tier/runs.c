@@ -228,15 +228,8 @@ static uint32_t worst_others(const struct sequence *q, uint32_t period)
     return worst;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
 /* Distances from the newest accesses to earlier ones of the same key, ascending. */
-static unsigned find_candidates(const struct sequence *q, uint32_t candidate[NEWEST * DISTANCES])
+static unsigned find_candidates(const struct sequence *q, uint64_t candidate[NEWEST * DISTANCES])
 {
     unsigned found = 0, left = 0, distances[NEWEST] = {0};
     uint32_t newest = (uint32_t)ht_min_u64(q->n, NEWEST);
@@ -257,17 +250,17 @@ static unsigned find_candidates(const struct sequence *q, uint32_t candidate[NEW
     }
     for (uint32_t k = 0; k < newest; k++)
         q->count[q->id[q->n - 1 - k]] = 0;
-    qsort(candidate, found, sizeof(*candidate), by_size);
+    qsort(candidate, found, sizeof(*candidate), ht_compare_numbers);
     return found;
 }
 
 /* The shortest period; or one that is hardly longer and fits better. */
-static uint32_t choose(const struct sequence *q, const uint32_t candidate[], unsigned found)
+static uint32_t choose(const struct sequence *q, const uint64_t candidate[], unsigned found)
 {
     uint32_t best = 0, others_best = 0, before = 0, most = q->n / 2;
 
     for (unsigned i = 0, compared = 0; i < found && candidate[i] <= most && compared < COMPARED_MAX; i++) {
-        uint32_t period = candidate[i];
+        uint32_t period = (uint32_t)candidate[i];
         if (period == before || !looks_alike(q, period))
             continue;
         before = period;
@@ -286,7 +279,7 @@ static uint32_t choose(const struct sequence *q, const uint32_t candidate[], uns
 int ht_period_find(const uint64_t key[], uint32_t accesses, uint32_t *out_accesses)
 {
     struct sequence q = {.n = accesses};
-    uint32_t candidate[NEWEST * DISTANCES];
+    uint64_t candidate[NEWEST * DISTANCES];
 
     if (accesses > HT_PERIOD_ACCESSES_MAX)
         return -E2BIG;

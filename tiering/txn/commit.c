@@ -24,7 +24,6 @@
  */
 
 #include "tiering/base/activity.h"
-#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"
@@ -407,7 +406,7 @@ static void abort_objects(struct ht_store *s, uint64_t scope, bool rest)
     struct ht_obj *o;
 
     ht_store_lock(s);
-    ht_shm_touch(s, scope);
+    ht_shm_for_each_stored(s, scope, ht_obj_touch);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         shut_out_changes(s, sc);

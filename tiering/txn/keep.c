@@ -22,8 +22,6 @@
  * participant.
  */
 
-#include "tiering/base/idhash.h"
-#include "tiering/base/lack.h"
 #include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"

@@ -464,7 +464,7 @@ uint64_t ht_scope_edits_published(struct ht_store *s, uint64_t scope)
 uint64_t ht_scope_edits(struct ht_store *s, uint64_t scope)
 {
     ht_store_lock(s);
-    ht_shm_note_stores(s, scope);
+    ht_shm_for_each_stored(s, scope, ht_obj_note_stores); /* an edit of each */
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     uint64_t edits = sc ? sc->edits : 0;
     ht_store_unlock(s);

@@ -13,7 +13,6 @@
  * Tables of sparse files may have T more (object/chunk.h).
  */
 
-#include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
 #include "tiering/codec/codec.h"

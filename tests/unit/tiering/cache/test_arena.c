@@ -101,7 +101,7 @@ TEST(what_must_not_go_stays)
 /* Images of whole slots with known next uses; the time is at place 10. */
 static void fill_in_order(struct ht_arena *a, const uint64_t place[], unsigned n, uint32_t slot[])
 {
-    ht_arena_order_begin(a, 10);
+    ht_arena_order_begin(a, 10, false);
     for (unsigned i = 0; i < n; i++) {
         slot[i] = get_used(a, 1 << 20, false);
         ck_assert_uint_ne(slot[i], HT_SLOT_NONE);

@@ -30,7 +30,7 @@ TEST(hinted_images_go_after_others)
     ck_assert_int_eq(ht_arena_new(SLOTS * (uint64_t)HT_MIB, NULL, evict, NULL, &a), 0);
     for (unsigned i = 0; i < SLOTS; i++)
         slot[i] = get(a, 0);
-    ht_arena_order_begin_hints(a);
+    ht_arena_order_begin(a, 0, true);
     ht_arena_set_next_use(a, slot[0], HT_ORDER_PLACES - 1, false);
     ht_arena_set_next_use(a, slot[1], 40, false);
     held = slot[0];

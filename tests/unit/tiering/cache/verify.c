@@ -77,12 +77,12 @@ static void check_used_slot(const struct ht_arena *a, uint32_t i, struct ht_aren
 
 static void check_list(const struct ht_arena *a, const struct ht_slot_list *l, unsigned link)
 {
-    uint32_t i = l->head, n = l->count;
+    uint32_t i = ht_slot_list_head(l), n = l->count;
 
     assert((i == HT_SLOT_NONE) == !n);
     for (; n; n--, i = a->slot[i].link[link].next)
         assert(i < a->slots && (n == l->count || i != l->head));
-    assert(i == l->head);
+    assert(i == ht_slot_list_head(l));
 }
 
 /* The lists are rings of as many slots as belong to them: so no slot is on a wrong one. */

@@ -171,7 +171,7 @@ TEST_LOOP(groups_with_many_owners_need_several_batches, 2)
 
 static uint64_t group_of(struct ht_obj *o)
 {
-    return block_of(o, 0) / HT_ALLOC_GROUP_BLOCKS;
+    return block_of(o, 0) / HT_GROUP_BLOCKS;
 }
 
 /* A unit copies one content of a group of several, and the log has no room for its owners: it is not copied again. */

@@ -147,9 +147,9 @@ static unsigned take_the_rest(struct ht_extent out[]) HT_REQUIRES(HT_LOCK_STORE)
 {
     unsigned n = 0;
 
-    while (ht_alloc_free_blocks(s->alloc) >= HT_ALLOC_GROUP_BLOCKS) {
-        ck_assert_int_eq(ht_alloc_reserve(s->alloc, HT_ALLOC_GROUP_BLOCKS), 0);
-        int took = ht_alloc_take(s->alloc, HT_ALLOC_GROUP_BLOCKS, HT_ALLOC_HINT_NONE, out + n);
+    while (ht_alloc_free_blocks(s->alloc) >= HT_GROUP_BLOCKS) {
+        ck_assert_int_eq(ht_alloc_reserve(s->alloc, HT_GROUP_BLOCKS), 0);
+        int took = ht_alloc_take(s->alloc, HT_GROUP_BLOCKS, HT_ALLOC_HINT_NONE, out + n);
         ck_assert_int_gt(took, 0);
         n += (unsigned)took;
     }

@@ -115,7 +115,7 @@ __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t
     /* Waits: something like udev may look at a new device for a moment. */
     ck_assert_int_eq(ht_dev_open(loop, HT_DEV_QUIET, &dev), 0);
     detach_loop(loop);
-    ck_assert_uint_eq(ht_dev_lba(dev), kind == LOOP_512 ? 512 : 4096);
+    ck_assert_uint_eq(ht_dev_facts(dev)->lba, kind == LOOP_512 ? 512 : 4096);
     return dev;
 }
 

@@ -88,7 +88,7 @@ TEST_LOOP(a_reader_keeps_writers_away_and_cannot_write, PLACES)
         return;
     uint8_t *buf = aligned(BLOCK);
     struct ht_dev *dev = open_here(HT_DEV_RDONLY);
-    ck_assert(ht_dev_rdonly(dev));
+    ck_assert(ht_dev_facts(dev)->rdonly);
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), -EBUSY);
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT | HT_DEV_RDONLY), shared_by_readers ? 0 : -EBUSY);
     ck_assert_int_eq(ht_dev_read(dev, 0, buf, BLOCK), 0);
@@ -175,7 +175,7 @@ static void write_until_killed(int report)
     char byte = 0;
 
     memset(buf, 0xee, LEN);
-    if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || ht_ring_new(DEPTH, &ring) != 0)
+    if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || ht_ring_new(HT_RING_DEFERRED, DEPTH, &ring) != 0)
         _exit(1);
     for (uint64_t n = 0;; n++) {
         struct ht_io *io = &ios[n % DEPTH];
@@ -295,7 +295,7 @@ TEST(an_odd_size_is_rounded_down_to_whole_blocks)
     struct ht_dev *dev = open_here(0);
     ck_assert_uint_eq(ht_dev_size(dev), 10 * BLOCK);
     ck_assert_str_eq(ht_dev_name(dev), path);
-    ck_assert_int_ge(ht_dev_numa_node(dev), -1);
+    ck_assert_int_ge(ht_dev_facts(dev)->numa_node, -1);
     ht_dev_close(dev);
 }
 

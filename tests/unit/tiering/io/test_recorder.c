@@ -40,7 +40,7 @@ static bool begin(int kind)
     fill(base, 0, DEV_BYTES, 77);
     ck_assert_int_eq(ht_dev_write(dev, 0, base, DEV_BYTES), 0);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
-    ck_assert_int_eq(ht_ring_new(16, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 16, &ring), 0);
     scratch_path(log_path, 0);
     ck_assert_int_eq(recorder_start(dev, log_path), 0);
     return true;
@@ -186,7 +186,7 @@ TEST_LOOP(a_write_beside_a_flush_is_not_made_durable_by_it, KINDS)
 
     if (!begin(_i))
         return;
-    ck_assert_int_eq(ht_ring_new(4, &other), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &other), 0);
     write_block(ring, 1, 1);
     write_block(ring, 2, 1);
     struct ht_io flush = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
@@ -234,7 +234,7 @@ static void *work(void *arg)
     struct ht_ring *own;
     char text[64];
 
-    ck_assert_int_eq(ht_ring_new(4, &own), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &own), 0);
     for (uint64_t version = 1; version <= ROUNDS; version++) {
         for (unsigned i = 0; i < BLOCKS_EACH; i++)
             if (i == 0 || rand_r(&seed) % 4 == 0)

@@ -18,7 +18,7 @@ static bool begin(int kind, unsigned depth)
     if (!dev)
         return false;
     on_kernel = kind > RAM_4096;
-    ck_assert_int_eq(ht_ring_new(depth, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, depth, &ring), 0);
     return true;
 }
 
@@ -70,7 +70,7 @@ TEST_LOOP(requests_of_one_logical_block_work, KINDS)
 {
     if (!begin_with(_i, 1, 2 * BLOCK))
         return;
-    uint32_t lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_facts(dev)->lba;
     fill(buffer + lba, 7ull * lba, lba, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buffer + lba, lba), 0);
     memset(buffer, 0, 2 * BLOCK);
@@ -83,7 +83,7 @@ TEST_LOOP(misaligned_requests_are_refused_and_change_nothing, KINDS)
 {
     if (!begin_with(_i, 4, 4 * BLOCK))
         return;
-    uint32_t lba = ht_dev_lba(dev);
+    uint32_t lba = ht_dev_facts(dev)->lba;
     for (int op = HT_IO_READ; op <= HT_IO_WRITE; op++) {
         ck_assert_int_eq(run_one(op, lba / 2, buffer, lba), -EINVAL);
         ck_assert_int_eq(run_one(op, 0, buffer + 8, lba), -EINVAL);
@@ -226,7 +226,7 @@ static unsigned completions_of(enum ht_io_op op, void *buf, uint32_t len)
 
 static unsigned pieces_of(uint32_t len, bool huge)
 {
-    uint32_t max = ht_dev_transfer_max(dev, huge);
+    uint32_t max = huge ? ht_dev_facts(dev)->transfer_max : ht_dev_facts(dev)->scattered_max;
 
     return on_kernel ? max == 0 ? 1 : (unsigned)ht_div_up(len, max) : 0;
 }
@@ -346,7 +346,7 @@ TEST_LOOP(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, KINDS)
     if (!dev)
         return;
     ht_fault_arm(HT_FAULT_IO_COMMANDS, 1, true);
-    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &ring), 0);
     ht_fault_disarm_all();
     uint8_t *buf = aligned(BLOCK);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
@@ -461,7 +461,7 @@ static void *work(void *arg)
     uintptr_t bad = 0;
     struct ht_ring *own;
 
-    if (ht_ring_new(AT_ONCE, &own) != 0)
+    if (ht_ring_new(HT_RING_DEFERRED, AT_ONCE, &own) != 0)
         return (void *)1;
     for (unsigned round = 0; round < ROUNDS; round++) {
         for (int op = HT_IO_WRITE; op >= HT_IO_READ; op--) {
@@ -517,7 +517,7 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
         return;
     }
     ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
-    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 4, &ring), 0);
     ck_assert_int_eq(truncate(path, DEV_BYTES / 2), 0);
     unlink(path);
     uint8_t *buf = aligned(4 * BLOCK);
@@ -527,8 +527,8 @@ TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
 
 TEST(an_impossible_ring_or_ram_device_is_refused)
 {
-    ck_assert_int_eq(ht_ring_new(0, &ring), -EINVAL);
-    ck_assert_int_eq(ht_ring_new(1u << 20, &ring), -EINVAL);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 0, &ring), -EINVAL);
+    ck_assert_int_eq(ht_ring_new(HT_RING_DEFERRED, 1u << 20, &ring), -EINVAL);
     ck_assert_int_eq(dev_open_ram(4096, 1024, &dev), -EINVAL);
     ck_assert_int_eq(dev_open_ram(0, 512, &dev), -EINVAL);
     ck_assert_int_eq(dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);

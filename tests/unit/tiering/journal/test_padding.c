@@ -168,7 +168,7 @@ static void is_damage(void)
         ck_assert_int_eq(kv_open(&kv, false, 0), 0);
         ck_assert_mem_eq(&kv.map, &after, sizeof(after));
         ck_assert_int_eq(kv.report.copy[bad].state, HT_LOG_DAMAGED);
-        ck_assert_uint_eq(kv.report.copy[bad].damage_pos, last_pos);
+        ck_assert_uint_eq(kv.report.copy[bad].end_pos, last_pos);
         kv_crash(&kv);
         kv_restore_images(&kv, saved);
     }

@@ -120,7 +120,7 @@ TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
     *kv_bytes(&kv, 0, last) ^= 1;
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
     ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
-    ck_assert_uint_eq(kv.report.copy[0].damage_pos, last);
+    ck_assert_uint_eq(kv.report.copy[0].end_pos, last);
     kv_crash(&kv);
     *kv_bytes(&kv, 1, last) ^= 1;
     ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);

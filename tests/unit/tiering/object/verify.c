@@ -7,7 +7,7 @@
  */
 
 #include "tiering/object/object.h"
-#include "tiering/base/idhash.h"
+#include "tiering/base/idtable.h"
 #include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
 #include "tiering/cache/arena.h"

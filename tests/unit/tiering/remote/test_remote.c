@@ -132,7 +132,7 @@ static int fetch(struct ht_remote *r, struct ht_remote_get *g)
 {
     int rc = ht_remote_begin(r, g);
 
-    return rc ? rc : ht_remote_end(r, g);
+    return rc ? rc : ht_remote_end(r, g, NULL, NULL);
 }
 
 static void expect_bytes(const struct ht_remote_get *g)
@@ -208,7 +208,7 @@ static void *fetch_many(void *arg)
             ck_assert_int_eq(ht_remote_begin(arg, &g[i]), 0);
         }
         for (uint32_t i = HELD; i-- > 0;) {
-            ck_assert_int_eq(ht_remote_end(arg, &g[i]), 0);
+            ck_assert_int_eq(ht_remote_end(arg, &g[i], NULL, NULL), 0);
             expect_bytes(&g[i]);
         }
     }
@@ -357,7 +357,7 @@ TEST(a_wait_that_is_stopped_ends_at_once_and_is_no_silence)
     write_segments(1);
     write_file("~faults", "**lost-before any\n", 18);
     ck_assert_int_eq(ht_remote_begin(r, &g), 0);
-    ck_assert_int_eq(ht_remote_end_or_stop(r, &g, stops, &asked), -EINTR);
+    ck_assert_int_eq(ht_remote_end(r, &g, stops, &asked), -EINTR);
     ck_assert_uint_eq(asked, 4);
     ck_assert_uint_eq(silences + state_of(r).failures + state_of(r).timeouts, 0);
 }
@@ -403,7 +403,7 @@ TEST(silence_is_refused_at_once_and_killed)
     struct ht_remote_get g = range(0, 0, 100), other = range(1, 0, 100);
 
     ck_assert_int_eq(ht_remote_begin(r, &g), 0);
-    ck_assert_int_eq(ht_remote_end(r, &g), -ETIMEDOUT);
+    ck_assert_int_eq(ht_remote_end(r, &g, NULL, NULL), -ETIMEDOUT);
     ck_assert_int_eq(ht_remote_begin(r, &other), -ETIMEDOUT);
     ck_assert(state_of(r).is_silent);
     ck_assert_uint_eq(state_of(r).timeouts, 1);
@@ -422,7 +422,7 @@ TEST(gets_that_wait_for_a_slot_end_at_their_deadline)
         ck_assert_int_eq(ht_remote_begin(r, &g[i]), 0);
     }
     for (uint32_t i = 0; i < 8; i++)
-        ck_assert_int_eq(ht_remote_end(r, &g[i]), -ETIMEDOUT);
+        ck_assert_int_eq(ht_remote_end(r, &g[i], NULL, NULL), -ETIMEDOUT);
 }
 
 TEST(the_first_answer_in_time_ends_the_silence)
@@ -463,11 +463,11 @@ TEST(readahead_leaves_half_of_the_slots)
     ck_assert_int_eq(ht_remote_begin(r, &g[3]), 0);
     WAIT_FOR(number_in("asked") == 3);
     kill((pid_t)number_in("pid"), SIGUSR1); /* from now on it answers */
-    ck_assert_int_eq(ht_remote_end(r, &g[3]), 0);
-    ck_assert_int_eq(ht_remote_end(r, &g[0]), 0);
-    ck_assert_int_eq(ht_remote_end(r, &g[1]), 0);
+    ck_assert_int_eq(ht_remote_end(r, &g[3], NULL, NULL), 0);
+    ck_assert_int_eq(ht_remote_end(r, &g[0], NULL, NULL), 0);
+    ck_assert_int_eq(ht_remote_end(r, &g[1], NULL, NULL), 0);
     ck_assert_int_eq(ht_remote_begin(r, ahead), 0);
-    ck_assert_int_eq(ht_remote_end(r, ahead), 0);
+    ck_assert_int_eq(ht_remote_end(r, ahead, NULL, NULL), 0);
     expect_bytes(ahead);
 }
 

@@ -373,7 +373,7 @@ static void model_take(struct model *m, struct ht_alloc *a)
 static void model_close(const struct model *m, struct ht_alloc *a)
 {
     unsigned device = (unsigned)rand() % MODEL_DEVICES;
-    uint64_t groups = m->blocks[device] / HT_ALLOC_GROUP_BLOCKS, group = groups ? (uint64_t)rand() % groups : 0;
+    uint64_t groups = m->blocks[device] / HT_GROUP_BLOCKS, group = groups ? (uint64_t)rand() % groups : 0;
 
     if (groups && rand() % 2)
         ht_alloc_close_group(a, device, group);
@@ -383,12 +383,12 @@ static void model_close(const struct model *m, struct ht_alloc *a)
 
 static bool model_is_sparse(const struct model *m, unsigned device, uint64_t group)
 {
-    uint64_t first = group * HT_ALLOC_GROUP_BLOCKS;
+    uint64_t first = group * HT_GROUP_BLOCKS;
     unsigned taken = 0;
 
-    for (uint64_t b = first; b < first + HT_ALLOC_GROUP_BLOCKS; b++)
+    for (uint64_t b = first; b < first + HT_GROUP_BLOCKS; b++)
         taken += m->taken[device][b];
-    return taken && taken <= HT_ALLOC_SPARSE_TAKEN_MAX;
+    return taken && taken <= HT_SPARSE_TAKEN_MAX;
 }
 
 static void model_expect_sparse(const struct model *m, const struct ht_alloc *a)
@@ -397,14 +397,14 @@ static void model_expect_sparse(const struct model *m, const struct ht_alloc *a)
 
     for (unsigned d = 0; d < MODEL_DEVICES; d++) {
         uint64_t next = ht_alloc_next_sparse(a, d, 0);
-        for (uint64_t g = 0; g < m->blocks[d] / HT_ALLOC_GROUP_BLOCKS; g++) {
+        for (uint64_t g = 0; g < m->blocks[d] / HT_GROUP_BLOCKS; g++) {
             if (!model_is_sparse(m, d, g))
                 continue;
             ck_assert_uint_eq(next, g);
             next = ht_alloc_next_sparse(a, d, g + 1);
             sparse++;
         }
-        ck_assert_uint_eq(next, HT_ALLOC_NO_GROUP);
+        ck_assert_uint_eq(next, HT_NO_GROUP);
     }
     ck_assert_uint_eq(ht_alloc_sparse_groups(a), sparse);
 }

@@ -337,36 +337,36 @@ TEST(sparse_groups_are_those_in_which_few_blocks_are_taken)
     uint64_t from = 0;
 
     ck_assert_int_eq(ht_space_map_init(&m, 9 * G + FEW), 0); /* the last group is short */
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 0);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 0), HT_NO_GROUP);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 0);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 0), HT_NO_GROUP);
     ht_space_map_set(&m, 9 * G, 1, true);
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 0);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 0);
     ht_space_map_set(&m, 3 * G - 1, FEW + 1, true); /* one block in group 2 */
     ht_space_map_set(&m, 7 * G + 5, FEW + 1, true);
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 2);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 0), 2);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 3), 3);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 4), HT_NO_GROUP);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 2);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 0), 2);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 3), 3);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 4), HT_NO_GROUP);
     ht_space_map_set(&m, 7 * G + 7, 1, false);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 4), 7);
-    ht_space_map_close(&m, 7);
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 3);
-    ht_space_map_open(&m, 7);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 4), 7);
+    ht_space_map_set_closed(&m, 7, true);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 3);
+    ht_space_map_set_closed(&m, 7, false);
     ht_space_map_note_freed(&m, 7 * G + 100, 1);
     unsigned n = ht_space_map_take_freed(&m, false, &from, 2 * G, run, G);
     ck_assert_uint_ge(n, 1);
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 2);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 2);
     ht_space_map_verify(&m);
     for (unsigned i = 0; i < n; i++)
         ht_space_map_set(&m, run[i].block, run[i].blocks, false);
-    ck_assert_uint_eq(ht_space_map_sparse(&m), 3);
+    ck_assert_uint_eq(m.index.count[HT_FREE_SPARSE], 3);
     ht_space_map_set(&m, 2 * G, G - 1, true);
     ht_space_map_set(&m, 3 * G, FEW, false);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 0), 7);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 0), 7);
     ht_space_map_defer_index(&m, true);
     ht_space_map_set(&m, 5 * G + 1, 3, true);
     ht_space_map_defer_index(&m, false);
-    ck_assert_uint_eq(ht_space_map_next_sparse(&m, 0), 5);
+    ck_assert_uint_eq(ht_free_index_next(&m.index, HT_FREE_SPARSE, 0), 5);
     ht_space_map_verify(&m);
     ht_space_map_destroy(&m);
 }

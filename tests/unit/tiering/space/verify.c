@@ -3,7 +3,7 @@
  * verify.c - asserts that bitmaps, indexes and counts of free space agree (tiering/base/verify.h). What the index has
  * of a group is found here block by block.
  */
-#include "tiering/space/alloc_priv.h"
+#include "tiering/space/space_map.h"
 
 enum { PAGE_GROUPS = 4096 * 8 / HT_GROUP_BLOCKS }; /* that a page of the map of blocks has */
 
@@ -84,7 +84,7 @@ static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
     bool closed = ht_free_index_has(&m->index, HT_FREE_CLOSED, group), whole = !closed && is_whole(m, group);
 
     ht_free_index_verify(&m->index, group, whole, whole || closed ? 0 : (unsigned)longest_run(m, group));
-    assert((ht_space_map_next_sparse(m, group) == group) == is_sparse(m, group));
+    assert((ht_free_index_next(&m->index, HT_FREE_SPARSE, group) == group) == is_sparse(m, group));
     return HT_GROUP_BLOCKS - ht_space_map_taken(m, group);
 }
 
@@ -104,7 +104,7 @@ uint64_t ht_space_map_verify(const struct ht_space_map *m)
         free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;
         whole += touched ? 0 : end - first;
     }
-    assert(ht_space_map_sparse(m) == sparse);
+    assert(m->index.count[HT_FREE_SPARSE] == sparse);
     assert(m->free_blocks == free_blocks && (!m->groups || m->index.count[HT_FREE_WHOLE] == whole));
     return free_blocks;
 }
