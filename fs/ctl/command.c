@@ -22,7 +22,8 @@ static int evict_content(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
     return rc;
 }
 
-static int prefetch_or_evict(struct ht_call *q, uint64_t ino)
+static int move_content(struct ht_call *q, uint64_t ino,
+                        int (*move)(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj))
 {
     struct ht_obj *obj;
     int rc = ht_ns_open(q->ctl->ns, ino, &obj);
@@ -31,9 +32,19 @@ static int prefetch_or_evict(struct ht_call *q, uint64_t ino)
         snprintf(q->err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each", NAMED(q, 120));
     if (rc)
         return rc;
-    rc = (q->cmd->id == HT_COMMAND_EVICT ? evict_content : ht_ctl_prefetch)(q->ctl, ino, obj);
+    rc = move(q->ctl, ino, obj);
     ht_ns_close(q->ctl->ns, ino);
     return rc;
+}
+
+static int prefetch(struct ht_call *q, uint64_t ino)
+{
+    return move_content(q, ino, ht_ctl_prefetch);
+}
+
+static int evict(struct ht_call *q, uint64_t ino)
+{
+    return move_content(q, ino, evict_content);
 }
 
 static int wait_for_updates(struct ht_call *q, uint64_t ino)
@@ -338,8 +349,8 @@ static const struct verb {
     [HT_COMMAND_ABORT] = {OF_ROOT, end_or_abort},
     [HT_COMMAND_RESET] = {OF_PARAM, reset_param, W_OK},
     [HT_COMMAND_DROP] = {OF_PARAM, drop, W_OK},
-    [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch_or_evict, R_OK},
-    [HT_COMMAND_EVICT] = {OF_FILE, prefetch_or_evict, R_OK},
+    [HT_COMMAND_PREFETCH] = {OF_FILE, prefetch, R_OK},
+    [HT_COMMAND_EVICT] = {OF_FILE, evict, R_OK},
     [HT_COMMAND_SCRUB] = {OF_STORE, start_or_stop_scrub, 0, "a scrub"},
     [HT_COMMAND_TRIM] = {OF_STORE, trim, 0, "a trim"},
     [HT_COMMAND_BACKGROUND] = {OF_STORE, pause_or_resume, 0, "work in the background"},
