@@ -104,8 +104,7 @@ void ht_background_reads(bool on);
 enum ht_scrub_state { HT_SCRUB_NEVER, HT_SCRUB_RUNNING, HT_SCRUB_COMPLETE, HT_SCRUB_STOPPED, HT_SCRUB_FAILED };
 struct ht_scrub_stats {
     uint64_t state; /* enum ht_scrub_state */
-    /* Of the present run, or the last one. total: the bytes to read when it began, less those that were read
-     * for another owner. */
+    /* Of the present run, or the last one. total: the bytes in use on the devices when it began. */
     uint64_t run_bytes, run_total_bytes, run_ns, run_found, run_repaired;
     uint64_t runs, bytes, found, repaired; /* since the mount; runs: complete ones */
 };

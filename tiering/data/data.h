@@ -43,7 +43,9 @@ enum ht_health ht_store_check_device(struct ht_store *s, unsigned device) HT_REQ
 const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Time between two looks of the background. */
 uint64_t ht_health_period_ns(const struct ht_store *s);
-/* Space for data on all present devices. */
+/* Of superblocks and log on a device, which are not space for data. */
+uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device);
+/* Space for data on all devices that take new content. */
 uint64_t ht_store_data_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 
 /* Devices with a copy of the log that is written: without these nothing becomes durable. */

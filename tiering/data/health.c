@@ -139,8 +139,7 @@ static enum ht_log_copy_state log_copy_of(const struct ht_store *s, unsigned dev
     return state;
 }
 
-/* Of superblocks and log on a device, which are not space for data. */
-static uint64_t fixed_bytes(const struct ht_store *s, unsigned device)
+uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device)
 {
     uint64_t bytes = HT_SUPER_COPIES * HT_BLOCK_BYTES;
 
@@ -154,7 +153,7 @@ uint64_t ht_store_data_bytes(const struct ht_store *s)
     uint64_t bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES;
 
     for (unsigned i = 0; i < s->dev_count; i++)
-        bytes -= s->dev[i] && !ht_device_is_closed(s, i) ? fixed_bytes(s, i) : 0;
+        bytes -= s->dev[i] && !ht_device_is_closed(s, i) ? ht_store_fixed_bytes(s, i) : 0;
     return bytes;
 }
 
@@ -177,7 +176,7 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     ht_store_unlock(s);
     out->bytes = s->layout.device_bytes[index];
     out->device_class = ht_device_class_word(s->layout.device_class[index]);
-    out->data_bytes = space.blocks * HT_BLOCK_BYTES - fixed_bytes(s, index);
+    out->data_bytes = space.blocks * HT_BLOCK_BYTES - ht_store_fixed_bytes(s, index);
     out->free_bytes = space.free_blocks * HT_BLOCK_BYTES;
     out->bad_bytes = space.bad_blocks * HT_BLOCK_BYTES;
     out->log = log_copy_of(s, index);

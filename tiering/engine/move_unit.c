@@ -39,7 +39,7 @@ struct unit {
     struct ht_store *s;
     struct ht_move move[MOVES_MAX];
     unsigned victim[MOVES_MAX];  /* of each move: the first of its groups */
-    struct ht_move_owner *owner; /* in the order of the moves. Each of these has a reference to its object */
+    struct ht_move_owner *owner; /* in the order of the moves */
     unsigned count, owners, owners_cap, blocks;
     struct ht_slice slice; /* while it gathers */
 };

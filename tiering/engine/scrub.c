@@ -295,18 +295,26 @@ static const struct ht_pass_user user = {.content = wants, .came = scrub_content
 
 /* -------------------------------------------------------------------- run */
 
-/* Content lies once on the devices, however many owners it has: it is what is neither free nor comes free soon. */
+/* Content in use lies once on the devices, however many owners it has; also on one that takes no new content. */
 static uint64_t total_bytes(struct ht_store *s)
 {
+    uint64_t blocks = 0, fixed = 0, supers = (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
     struct ht_journal_stats log;
+    struct ht_alloc_device d;
 
     ht_journal_stats(s->journal, &log);
     ht_store_lock(s);
-    uint64_t unused = (ht_alloc_available(s->alloc) + ht_alloc_reserved(s->alloc)) * HT_BLOCK_BYTES;
-    uint64_t data = ht_store_data_bytes(s);
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        if (!s->dev[i])
+            continue;
+        ht_alloc_device(s->alloc, i, &d);
+        blocks += d.blocks - d.free_blocks - d.bad_blocks - d.ending_blocks;
+        fixed += ht_store_fixed_bytes(s, i);
+    }
+    blocks -= ht_min_u64(s->frees.lost_blocks, blocks);
     ht_store_unlock(s);
-    data -= ht_min_u64(unused, data);
-    return data + HT_LOG_COPIES * log.used_bytes + (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
+    return blocks * HT_BLOCK_BYTES - ht_min_u64(fixed, blocks * HT_BLOCK_BYTES) + supers +
+        HT_LOG_COPIES * log.used_bytes;
 }
 
 int ht_store_scrub_start(struct ht_store *s)

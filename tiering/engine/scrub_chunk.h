@@ -21,7 +21,7 @@ struct ht_suspect {
     const _Atomic bool *stop; /* the run should end: then what takes long does */
     bool repair;
     bool lost; /* no image of any owner replaces the bytes: none is looked for again */
-    /* The owner that is looked at: the first one, while the caller holds its object; later any. */
+    /* The owner that is looked at: the first one, while the caller holds its object; later any. Gone after a check. */
     struct ht_obj *obj;
     uint64_t index;
     /* out, when it is bad */

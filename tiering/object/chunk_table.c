@@ -355,13 +355,16 @@ static int refuse_table(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
 int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c)
 {
     struct ht_store *s = o->s;
-    bool is_new = !ht_chunk_find(o, index);
+    struct ht_chunk *c = ht_chunk_find(o, index);
 
-    if (is_new && index && s->objects.tables_bytes >= s->objects.tables_bytes_max)
+    if (!c && index && s->objects.tables_bytes >= s->objects.tables_bytes_max)
         return refuse_table(o);
-    s->objects.tables_full &= !is_new;
-    *out_c = ht_chunk_make(o, index);
-    return *out_c ? 0 : -ENOMEM;
+    if (!c) {
+        c = ht_chunk_make(o, index);
+        s->objects.tables_full = false;
+    }
+    *out_c = c;
+    return c ? 0 : -ENOMEM;
 }
 
 /* Recursion ends after height steps, five at most. */

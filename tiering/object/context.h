@@ -119,7 +119,7 @@ struct ht_numa {
     int8_t index[HT_DEVICES_MAX]; /* place of each device's node, or HT_NUMA_INDEX_ANY */
 };
 
-/* What is in flight now. */
+/* Bytes and images that are dirty or in flight now. */
 struct ht_flow {
     uint64_t dirty_bytes;
     unsigned missing;           /* readers that wait for a device */

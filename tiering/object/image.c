@@ -333,7 +333,10 @@ static int wait_for_room(struct slot_request *w, uint32_t *out_slot) HT_REQUIRES
         /* Pressure also begins without a new dirty image: here, when a search has found none to evict. */
         if (ht_arena_under_pressure(s->arena))
             s->waits.wakes.writeback = s->waits.wakes.any = true;
-        /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
+        /*
+         * A thread that waits for the next image in flight continues at the speed of the device, without long stops. A
+         * reader may take images of the working set, too.
+         */
         bool wait = comes && (s->flow.coming || (w->reads && s->flow.coming_workingset));
         comes = !wait || wait_for_slot(w);
         rc = wait ? 0 : make_room(w, &slot);

@@ -249,7 +249,7 @@ void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_
 {
     const struct ht_alloc_map *d = &a->device[device];
 
-    *out = (struct ht_alloc_device){d->map.blocks, d->map.free_blocks, d->bad_blocks};
+    *out = (struct ht_alloc_device){d->map.blocks, d->map.free_blocks, d->bad_blocks, d->deferred + d->discarding};
 }
 
 uint64_t ht_alloc_total(const struct ht_alloc *a)

@@ -153,6 +153,7 @@ uint64_t ht_alloc_reserved(const struct ht_alloc *a);
 uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e);
 struct ht_alloc_device {
     uint64_t blocks, free_blocks, bad_blocks;
+    uint64_t ending_blocks; /* deferred frees, and those that are being discarded */
 };
 void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out);
 /*

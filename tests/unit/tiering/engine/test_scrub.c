@@ -49,6 +49,19 @@ TEST(a_sound_store_is_read_whole_and_nothing_found)
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 1);
 }
 
+/* Such a device is read, too, after a flush of it has failed. */
+TEST(content_of_a_device_that_takes_no_more_is_in_the_total)
+{
+    (void)stored(pattern(3 * BIG, 1), 3 * BIG, 0);
+    ht_store_lock(s);
+    ht_alloc_set_offline(s->alloc, 0);
+    ht_store_unlock(s);
+    struct ht_scrub_stats st = scrub();
+
+    ck_assert_uint_ge(st.run_bytes, 3 * BIG);
+    ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
+}
+
 /* As a forged log may have it. */
 TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
 {
