@@ -263,7 +263,7 @@ int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out
  */
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
 /* The next one of the chain, or NULL. */
-static inline struct ht_ns_inode *ht_ns_inode_next(const struct ht_ns_inode *i)
+static inline struct ht_ns_inode *ht_ns_inode_next(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return (struct ht_ns_inode *)(void *)i->by_ino.next;
 }

@@ -30,7 +30,10 @@ bool ht_opt_ortho_missing(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
 /* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
-/* A step of a replay while parts follow, which is not counted; one that changes nothing; LOGGED: or computed again. */
+/*
+ * A step of a replay while parts follow, which is not counted; one that changes nothing; from APPLIED on, one that
+ * changes parameters; LOGGED: or computed again.
+ */
 enum ht_step_end { HT_STEP_OF_PART, HT_STEP_SKIPPED, HT_STEP_APPLIED, HT_STEP_LOGGED };
 /* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
 void ht_opt_close_step(struct ht_root *root, enum ht_step_end how) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -450,6 +450,8 @@ static void end_step(struct replay *w)
 /* Has the step the gradient of a range, and not the orthogonalised update? */
 static bool any_halfway(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    if (!ht_opt_in_phases(p))
+        return false;
     ht_opt_for_each_range(r, p)
         if (r->stirred && r->state != HT_RANGE_DONE)
             return true;

@@ -176,9 +176,12 @@ static void unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 
 void ht_opt_cancel(struct ht_param *p)
 {
-    ht_opt_for_each_range(r, p)
-        if (p->pending && r->state == HT_RANGE_QUEUED)
+    ht_opt_for_each_range(r, p) {
+        if (!p->pending)
+            break;
+        if (r->state == HT_RANGE_QUEUED)
             unqueue(r);
+    }
 }
 
 /* ---------------------------------------------------------------- the next */

@@ -301,7 +301,8 @@ static void close_step(struct ht_root *root)
     HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     int rc = ht_opt_boundary_close(root);
     lock(o);
-    bool durable = root->close_durable, named = root->failure; /* so are publications, where they fail */
+    bool durable = root->close_durable;
+    bool named = root->failure; /* failed updates and publications are named where they fail */
     unlock(o);
     if (rc && rc != -ECANCELED && !named)
         ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "the step could not end: %s; step and commit try it again",

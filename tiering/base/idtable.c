@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tiering/base/idtable.h"
 
+#include "tiering/base/lock.h"
+
 enum { GROW_MAX = 2 };
 
 /* -------------------------------------------------------------------- hash */
@@ -124,6 +126,7 @@ static void grow(struct ht_id_table *t)
         for (*from = NULL; link; link = next) {
             next = link->next;
             put(t, link);
+            ht_lock_step();
         }
     }
 }

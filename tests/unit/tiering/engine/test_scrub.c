@@ -49,7 +49,7 @@ TEST(a_sound_store_is_read_whole_and_nothing_found)
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 1);
 }
 
-/* Such a device is read, too, after a flush of it has failed. */
+/* A scrub reads such a device, too. */
 TEST(content_of_a_device_that_takes_no_more_is_in_the_total)
 {
     (void)stored(pattern(3 * BIG, 1), 3 * BIG, 0);
