@@ -229,16 +229,16 @@ static int open_folder(const char *root, const char *path, char as[NAME_MAX + 1]
     snprintf(as, NAME_MAX + 1, "%.*s", (int)(len - begin), path + begin);
     snprintf(folder, sizeof(folder), "%.*s", begin ? (int)begin : 1, begin ? path : ".");
     int dir = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int rc = dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0 ? -errno : dir;
-    if (rc < 0)
-        ht_error("%s: %s", folder, strerror(-rc));
-    else if (own.st_dev == other.st_dev)
+    int rc = dir < 0 || fstat(dir, &other) != 0 || stat(root, &own) != 0 ? -errno : 0;
+    if (!rc && own.st_dev == other.st_dev)
         return dir;
+    if (rc)
+        ht_error("%s: %s", folder, strerror(-rc));
     else if (ht_cmd_mount_point(folder, point) == 0)
         ht_error("%s is in another store than %s: a step goes there with archive and restore", folder, root);
     if (dir >= 0)
         close(dir);
-    return rc < 0 ? rc : -EXDEV;
+    return rc ? rc : -EXDEV;
 }
 
 /* The step of a new model: its directory may be one that this user cannot open. */

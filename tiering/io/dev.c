@@ -405,9 +405,11 @@ void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d)
     ht_dump_put(d, ": %u request%s in flight\n", all, all == 1 ? "" : "s");
     if (!ht_dump_lock(d, ht_dev_flight_lock(dev), "requests in flight"))
         return;
-    ht_list_for_each_entry(io, &dev->flight, const struct ht_io, flight_)
-        if (shown++ < DUMP_REQUESTS_MAX)
-            dump_request(io, d);
+    ht_list_for_each_entry(io, &dev->flight, const struct ht_io, flight_) {
+        if (shown++ == DUMP_REQUESTS_MAX)
+            break;
+        dump_request(io, d);
+    }
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 

@@ -82,7 +82,7 @@ struct ht_journal_report {
     struct {
         enum ht_log_state state;
         uint64_t last_seq; /* last frame that continues the chain; start.seq - 1 when none */
-        uint64_t end_pos;  /* DAMAGED: position of the frame that should have continued it */
+        uint64_t end_pos;  /* after the last frame of the chain; DAMAGED: where the next one should be */
         int error;         /* read error, if that ended it */
         uint64_t epoch;    /* of the last frame of the chain, 0 when there is none */
         bool stale;        /* undamaged, but not the chosen one and not equal to it: will be refilled */
