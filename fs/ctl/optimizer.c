@@ -243,9 +243,12 @@ int ht_optimizer_set(const struct ht_attribute *a)
         rc = refuse_value(c, a->ino, st.st_mode, a->value, a->len);
     if (rc)
         return rc;
-    char *text = a->len ? strndup(a->value, a->len) : strdup(""); /* the value has no zero at its end */
+    char *text = malloc(a->len + 1);
     if (!text)
         return -ENOMEM;
+    if (a->len)
+        memcpy(text, a->value, a->len); /* has no zero at its end */
+    text[a->len] = '\0';
     ht_mutex_lock(ht_ctl_root_lock(c));
     rc = set_locked(c, a->ino, S_ISDIR(st.st_mode), text, a->flags, a->caller);
     ht_mutex_unlock(ht_ctl_root_lock(c));

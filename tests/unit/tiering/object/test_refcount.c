@@ -6,7 +6,7 @@
 #define FIXTURE_MIB 64
 #include "tests/unit/tiering/store/fixture.h"
 
-enum { KEYS = 30000, OPERATIONS = 400000 };
+enum { KEYS = 30000, OPERATIONS = 400000, STEPS_MAX = 64 /* entries of two buckets */ };
 
 static uint32_t owners[KEYS];
 
@@ -102,7 +102,7 @@ TEST(the_table_grows_a_little_with_each_entry)
         ck_assert_uint_le(now, ht_max_u64(buckets + 2, HT_BUCKETS_START + 1));
         buckets = now;
     }
-    ck_assert_uint_eq(ht_lock_longest(HT_LOCK_STORE).steps, 0);
+    ck_assert_uint_le(ht_lock_longest(HT_LOCK_STORE).steps, STEPS_MAX);
     ck_assert_uint_ge(buckets, KEYS);
 }
 
