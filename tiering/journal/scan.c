@@ -47,28 +47,27 @@ uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, u
 }
 
 /* What would lie after the end of the region lies at its begin. */
-int ht_log_read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
+static int transfer(const struct ht_log_copy *copy, bool write, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
     int rc = 0;
 
     for (uint64_t at = 0, offset; !rc && at < bytes;) {
         uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
-        rc = ht_dev_read(copy->dev, offset, mem + at, len);
+        rc = write ? ht_dev_write(copy->dev, offset, mem + at, len) : ht_dev_read(copy->dev, offset, mem + at, len);
         at += len;
     }
     return rc;
 }
 
+int ht_log_read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
+{
+    return transfer(copy, false, pos, mem, bytes);
+}
+
 int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
 {
-    int rc = 0;
-
-    for (uint64_t at = 0, offset; !rc && at < bytes;) {
-        uint32_t len = ht_log_piece(copy, pos + at, bytes - at, &offset);
-        rc = ht_dev_write(copy->dev, offset, mem + at, len);
-        at += len;
-    }
-    return rc;
+    /* A write only reads its memory. */
+    return transfer(copy, true, pos, (uint8_t *)(uintptr_t)mem, bytes);
 }
 
 int ht_log_write_durably(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
