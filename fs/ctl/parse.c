@@ -84,14 +84,6 @@ const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len)
     return NULL;
 }
 
-const struct ht_dtype_word *ht_dtype_row(uint8_t dtype)
-{
-    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
-        if (ht_dtype_words[i].dtype == dtype)
-            return &ht_dtype_words[i];
-    return NULL;
-}
-
 int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
 {
     struct ht_shape shape = {.elements = 1};

@@ -26,8 +26,6 @@ int ht_parse_next_use(const char *text, size_t len, uint64_t *out_after_ns) HT_M
 
 /* NULL: no such dtype. */
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len);
-/* The row of a number (enum ht_dtype), or NULL. */
-const struct ht_dtype_word *ht_dtype_row(uint8_t dtype);
 
 struct ht_shape {
     unsigned count; /* 0: a scalar */

@@ -22,10 +22,9 @@ struct word_field {
 
 static const char *dtype_word(uint8_t value)
 {
-    for (int n = 0; n < HT_DTYPE_WORDS; n++)
-        if (ht_dtype_words[n].dtype == value)
-            return ht_dtype_words[n].word;
-    return NULL;
+    const struct ht_dtype_word *row = ht_dtype_row(value);
+
+    return row ? row->word : NULL;
 }
 
 static const char *class_word(uint8_t value)

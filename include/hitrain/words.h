@@ -3,6 +3,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
 
@@ -133,6 +134,15 @@ static const struct ht_dtype_word ht_dtype_words[] = {
     {"bool", HT_DTYPE_BOOL, 1, 0},
 };
 enum { HT_DTYPE_WORDS = sizeof(ht_dtype_words) / sizeof(ht_dtype_words[0]) };
+
+/* NULL: there is no such dtype. */
+static inline const struct ht_dtype_word *ht_dtype_row(uint8_t dtype)
+{
+    for (int i = 0; i < HT_DTYPE_WORDS; i++)
+        if (ht_dtype_words[i].dtype == dtype)
+            return &ht_dtype_words[i];
+    return NULL;
+}
 
 /* Bytes of an element of a parameter or gradient; 0: these have no such dtype. */
 static inline uint8_t ht_dtype_trained_bytes(uint8_t dtype)
